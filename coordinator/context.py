@@ -157,6 +157,17 @@ class Context:
         return self.finish_reason is not None
 
     @property
+    def matched_stop(self) -> str:
+        """Returns the stop string that has ended the text, or ""."""
+        return self._text.matched_stop
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether the model's maximum length has ended the text before max_tokens."""
+        is_cut = self.request.max_new_tokens < self.request.sampling.max_tokens
+        return is_cut and self.finish_reason is FinishReason.LENGTH
+
+    @property
     def tokens_per_choice(self) -> float:
         """Returns how many tokens a choice decides: itself and those that the output's format then forces."""
         num_choices = self.num_generated - self.num_forced
@@ -224,7 +235,7 @@ class Context:
         if self._reader is not None and self._reader.is_mark(token):
             # Text before a mark is no part of what follows it.
             piece += self._text.flush(may_stop)
-        if ends_text or self._text.is_stopped or (self._guidance is not None and self._guidance.is_over(self.tokens)):
+        if ends_text or self._text.matched_stop or (self._guidance is not None and self._guidance.is_over(self.tokens)):
             self.finish_reason = FinishReason.STOP
         elif len(self.tokens) == self._longest:
             self.finish_reason = FinishReason.LENGTH

@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.context import Request
 from coordinator.formats import make_grammar, make_schema
+from coordinator.infill import MAX_CHARACTERS_PER_TOKEN, InfillPrompts
 from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
@@ -15,14 +16,13 @@ from coordinator.tools.tools import AUTO, NONE, Tools
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument, Unavailable
 from paceline.grammar import GRAMMAR_ENGINE, Grammar, GrammarEngine
+from paceline.infill import Infill
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import format_from_message, sampling_from_message, speculation_from_message
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS, SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
-# Far above the average length of a token: a longer text certainly exceeds the model's maximum length.
-MAX_CHARACTERS_PER_TOKEN = 32
 MAX_MESSAGES = 4096
 # Roles of requests -> roles of chat templates.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -38,6 +38,7 @@ class RequestReader:
         self._grammars = grammars
         self._chats = Chats(tokenizer)
         self._quoted = QuotedResults(tokenizer)
+        self._infills = InfillPrompts(tokenizer)
         self._policies = policies
         self._defaults = defaults
 
@@ -45,8 +46,10 @@ class RequestReader:
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
         sampling = sampling_from_message(message.sampling)
-        eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
-        sampling.check_token_ids(card.vocab_size, eos_token_ids)
+        kind = message.WhichOneof("prompt")
+        more_ends = self._infills.ending_ids if kind == "infill" else []
+        eos_token_ids = tuple(dict.fromkeys([*card.eos_token_ids, *more_ends]))
+        sampling.check_token_ids(card.vocab_size, () if sampling.ignore_eos else eos_token_ids)
         speculation = self._defaults.overruled_by(speculation_from_message(message.speculation), sampling)
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
@@ -56,7 +59,7 @@ class RequestReader:
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
-        is_chat = message.WhichOneof("prompt") == "chat"
+        is_chat = kind == "chat"
         opens_thought = self._chats.opens_thought(prompt) if is_chat else None
         tools, grammar_text, grammar = await self._read_grammar(message, sampling, card, opens_thought)
         return Request(
@@ -64,7 +67,7 @@ class RequestReader:
             prompt=prompt,
             sampling=sampling,
             speculation=speculation,
-            eos_token_ids=tuple(card.eos_token_ids),
+            eos_token_ids=eos_token_ids,
             max_length=card.max_model_len,
             vocab_size=card.vocab_size,
             prediction=await self._read_prediction(message, card),
@@ -131,8 +134,10 @@ class RequestReader:
             case "token_ids":
                 _check_prompt_length("prompt", len(message.token_ids.ids), card, reserved=0)
                 return _checked_ids("token_ids", message.token_ids.ids, card)
+            case "infill":
+                return await self._encode_infill(message.infill, card)
             case _:
-                raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
+                raise InvalidArgument.of_value("prompt", None, "text, chat, token_ids or infill")
 
     def read_ids(self, message: generation_pb2.DetokenizeRequest, card: model_pb2.ModelCard) -> list[int]:
         require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
@@ -175,6 +180,15 @@ class RequestReader:
             return self._tokenizer.encode_chat(plain, options | more, add_generation_prompt, chat.parse_special_tokens)
 
         return await self._tokenizer.run(encode, num_characters)
+
+    async def _encode_infill(self, message: generation_pb2.Infill, card: model_pb2.ModelCard) -> list[int]:
+        # The rest is cut to what the model can hold.
+        require_at_most(
+            _max_characters(card), len(message.prompt), "infill.prompt", "characters", CONTEXT_LENGTH_EXCEEDED
+        )
+        files = tuple((each.name, each.text) for each in message.extra)
+        infill = Infill(message.prefix, message.suffix, files, message.prompt)
+        return await self._tokenizer.run(lambda: self._infills.encode(infill, card.max_model_len), message.ByteSize())
 
 
 def requests_of_choices(request: Request) -> list[Request]:

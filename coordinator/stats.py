@@ -144,6 +144,8 @@ class GenerationStats:
                 wire_ms=self.wire_us / 1e3,
             ),
             unenforced=context.request.unenforced,
+            matched_stop=context.matched_stop,
+            context_full=context.is_full,
         )
 
     def _count_positions(self, num_proposed: int, num_accepted: int) -> None:

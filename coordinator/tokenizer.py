@@ -130,7 +130,8 @@ class TextStream:
         self.num_characters = 0
         # Text that may become a stop string.
         self._held = ""
-        self.is_stopped = False
+        # The stop string that has ended the text; empty while none has.
+        self.matched_stop = ""
         self._begin(list(before[-CONTEXT_TOKENS:]))
 
     def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
@@ -151,10 +152,10 @@ class TextStream:
 
     def finish(self, may_stop: bool = True) -> str:
         """Returns held text; incomplete characters become U+FFFD."""
-        if self.is_stopped:
+        if self.matched_stop:
             return ""
         text = self._release(self._flush_decoder(), may_stop)
-        if self.is_stopped:
+        if self.matched_stop:
             return text
         held, self._held = self._held, ""
         return text + held
@@ -219,11 +220,12 @@ class TextStream:
         if not self._stop:
             return chunk
         text = self._held + chunk
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
         if found:
-            self.is_stopped = True
+            # Of those at one place the shortest: it is whole first.
+            at, self.matched_stop = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "AsyncClient": "paceline.client",
     "Client": "paceline.client",
+    "Infill": "paceline.infill",
     "OutputFormat": "paceline.formats",
     "SamplingParams": "paceline.sampling",
     "SpeculationParams": "paceline.speculation",

@@ -1,7 +1,7 @@
 """The Python client: `Client` for threads, `AsyncClient` for asyncio.
 
 A prompt is text (put through the model's chat template unless `raw`), a list of messages
-{"role": ..., "content": ...}, or a list of token ids.
+{"role": ..., "content": ...}, a list of token ids, or an `Infill` for the text between two others.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from paceline.errors import Unavailable
+from paceline.infill import Infill
 from paceline.keys import check_key, find_key
 from paceline.results import (
     Completion,
@@ -110,7 +111,7 @@ class AsyncClient:
 
     async def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -129,7 +130,7 @@ class AsyncClient:
 
     async def complete(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -140,7 +141,7 @@ class AsyncClient:
 
     async def complete_all(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -157,7 +158,7 @@ class AsyncClient:
 
     async def tokenize(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         raw: bool = False,
         *,
         add_special_tokens: bool = True,
@@ -211,7 +212,7 @@ class Client:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -229,7 +230,7 @@ class Client:
 
     def complete(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -240,7 +241,7 @@ class Client:
 
     def complete_all(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -254,7 +255,7 @@ class Client:
 
     def tokenize(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Infill,
         raw: bool = False,
         *,
         add_special_tokens: bool = True,

@@ -103,9 +103,9 @@ class Finish:
     reasoning_tokens: int = 0
     # What of the output's format was not enforced, in words.
     unenforced: list[str] = field(default_factory=list)
-    # The stop string that ended it, if one did.
+    # The stop string that ended it; empty if none did.
     matched_stop: str = ""
-    # It ended at the model's maximum length, below its max_tokens.
+    # With "length": the model's maximum length was reached before max_tokens.
     context_full: bool = False
 
 

@@ -11,7 +11,7 @@ import pytest
 import paceline
 
 ROOT = Path(__file__).parent.parent
-NAMES = {"AsyncClient", "Client", "OutputFormat", "SamplingParams", "SpeculationParams", "Tls"}
+NAMES = {"AsyncClient", "Client", "Infill", "OutputFormat", "SamplingParams", "SpeculationParams", "Tls"}
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from paceline.checks import is_token_id, require
 from paceline.errors import InvalidArgument
 from paceline.formats import OutputFormat
+from paceline.infill import Infill
 from paceline.results import (
     Deployment,
     Detokenized,
@@ -45,7 +46,7 @@ TOOL_CALL = ("id", "name", "arguments")
 # A dict is a JSON Schema; a class is pydantic's and gives its own.
 Format = OutputFormat | dict[str, Any] | type
 TOKEN_IDS = f"a list of token ids, whole numbers in [0, {2**31})"
-PROMPTS = f'a text, a list of messages {{"role": text, "content": text}}, or {TOKEN_IDS}'
+PROMPTS = f'a text, a list of messages {{"role": text, "content": text}}, an Infill, or {TOKEN_IDS}'
 
 
 class RequestOptions(TypedDict, total=False):
@@ -78,7 +79,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 def make_request(
-    prompt: Prompt,
+    prompt: Prompt | Infill,
     sampling: SamplingParams | None,
     speculation: SpeculationParams | None,
     raw: bool,
@@ -121,7 +122,7 @@ def make_request(
 
 
 def make_tokenize_request(
-    prompt: Prompt,
+    prompt: Prompt | Infill,
     raw: bool,
     add_special_tokens: bool,
     add_generation_prompt: bool,
@@ -164,7 +165,7 @@ def _fill_chat(
 
 def _fill_prompt(
     request: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
-    prompt: Prompt,
+    prompt: Prompt | Infill,
     raw: bool,
     parse_special_tokens: bool,
 ) -> None:
@@ -172,6 +173,8 @@ def _fill_prompt(
         request.text = _encodable("prompt", prompt)
     elif isinstance(prompt, str):
         request.chat.messages.add(role="user", content=_encodable("prompt", prompt))
+    elif isinstance(prompt, Infill):
+        _fill_infill(request.infill, prompt)
     elif _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
         for index, message in enumerate(prompt):
             require(isinstance(message, Mapping), f"prompt[{index}]", message, "a message, as prompt[0] is")
@@ -193,6 +196,17 @@ def _fill_prompt(
         allowed = "False for a prompt without a chat template"
         require(not parse_special_tokens, "parse_special_tokens", parse_special_tokens, allowed)
     _check_size("prompt", request)
+
+
+def _fill_infill(message: generation_pb2.Infill, infill: Infill) -> None:
+    message.SetInParent()
+    for name in ("prefix", "suffix", "prompt"):
+        setattr(message, name, _encodable(f"prompt.{name}", getattr(infill, name)))
+    require(_is_list(infill.extra), "prompt.extra", infill.extra, "a list of pairs (name, text)")
+    for at, file in enumerate(infill.extra):
+        field = f"prompt.extra[{at}]"
+        require(_is_list(file) and len(file) == 2, field, file, "a pair (name, text)")
+        message.extra.add(name=_encodable(field, file[0]), text=_encodable(field, file[1]))
 
 
 def _check_size(name: str, request: Message) -> None:

@@ -36,10 +36,11 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "request_id", "prediction_text", "prediction_token_ids", "trace", "cache_salt", "format")
+    __slots__ = ("text", "chat", "token_ids", "infill", "sampling", "speculation", "request_id", "prediction_text", "prediction_token_ids", "trace", "cache_salt", "format")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INFILL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +52,7 @@ class GenerateRequest(_message.Message):
     text: str
     chat: Chat
     token_ids: TokenIds
+    infill: Infill
     sampling: _sampling_pb2.SamplingParams
     speculation: _sampling_pb2.SpeculationParams
     request_id: str
@@ -59,7 +61,7 @@ class GenerateRequest(_message.Message):
     trace: bool
     cache_salt: str
     format: OutputFormat
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., trace: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., format: _Optional[_Union[OutputFormat, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., infill: _Optional[_Union[Infill, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., trace: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., format: _Optional[_Union[OutputFormat, _Mapping]] = ...) -> None: ...
 
 class OutputFormat(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "strict", "fixed_whitespace")
@@ -138,6 +140,26 @@ class ToolCallDelta(_message.Message):
     name: str
     arguments: str
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class Infill(_message.Message):
+    __slots__ = ("prefix", "suffix", "extra", "prompt")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    suffix: str
+    extra: _containers.RepeatedCompositeFieldContainer[InfillFile]
+    prompt: str
+    def __init__(self, prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., extra: _Optional[_Iterable[_Union[InfillFile, _Mapping]]] = ..., prompt: _Optional[str] = ...) -> None: ...
+
+class InfillFile(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -346,18 +368,20 @@ class TokenizerInfo(_message.Message):
     def __init__(self, bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., pad_token: _Optional[str] = ..., unk_token: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "add_special_tokens", "add_generation_prompt")
+    __slots__ = ("text", "chat", "token_ids", "infill", "add_special_tokens", "add_generation_prompt")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INFILL_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: Chat
     token_ids: TokenIds
+    infill: Infill
     add_special_tokens: bool
     add_generation_prompt: bool
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., infill: _Optional[_Union[Infill, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
     __slots__ = ("token_ids", "skip_special_tokens")

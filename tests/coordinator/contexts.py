@@ -12,7 +12,7 @@ from paceline.speculation import Drafter, SpeculationParams
 class SilentText:
     """Stands in for a TextStream: what tokens mean is of no concern here."""
 
-    is_stopped = False
+    matched_stop = ""
     num_characters = 0
 
     def push(self, token: int, is_end: bool, may_stop: bool) -> str:

@@ -115,6 +115,28 @@ def test_stop_string_ends_with_the_token_that_completes_it(tokenizer: Tokenizer)
     assert context.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("stop", ["t11 t12", "t12", ""])
+def test_the_finish_names_the_stop_string_that_ended_the_text(tokenizer: Tokenizer, stop: str) -> None:
+    context = make_context(tokenizer, stop=("t9", "t12 t99", *filter(None, [stop])), max_tokens=4)
+    context.extend(accepted_block(BLOCK))
+    finish = GenerationStats().finish(context)
+    assert (finish.matched_stop, finish.reason) == (stop, "stop" if stop else "length")
+
+
+@pytest.mark.parametrize(
+    ("max_length", "max_tokens", "eos", "is_full"),
+    [(5, 3, False, True), (5, 2, False, False), (5, 3, True, False), (3, 1, False, True), (3, 0, False, False)],
+    ids=["more than there is room for", "the room", "an end", "no room", "only reads the prompt"],
+)
+def test_the_finish_tells_a_full_context_from_max_tokens(
+    tokenizer: Tokenizer, max_length: int, max_tokens: int, eos: bool, is_full: bool
+) -> None:
+    context = make_context(tokenizer, max_length, max_tokens=max_tokens)
+    context.extend(accepted_block([10, 2, 12] if eos else BLOCK))
+    finish = GenerationStats().finish(context)
+    assert (finish.context_full, finish.reason) == (is_full, "stop" if eos else "length")
+
+
 def test_stop_string_before_min_tokens_is_text_like_any_other(tokenizer: Tokenizer) -> None:
     context = make_context(tokenizer, stop=("t11",), min_tokens=4)
     emission = context.extend(accepted_block([10, 11, 12, 11, 13, 14]))

@@ -144,7 +144,7 @@ def test_forced_tokens_have_their_letter_and_their_count() -> None:
 
 def test_a_thought_comes_apart_with_its_count() -> None:
     figures = Speculation(2, 0, 0, [], [], 1.0)
-    finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0), reasoning_tokens=3)
+    finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0), 3, ["words"], "END", True)
     data = encode_piece("id", 0, [1, 2], ["T", "A"], ["", "b"], finish=finish, reasoning="Hm.")
     piece = piece_from_message(generation_pb2.GenerateResponse.FromString(data))
     assert piece == Piece("b", [1, 2], "TA", [0, 1], finish=finish, reasoning="Hm.")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
+from paceline.infill import Infill
 from paceline.rpc.generation import make_detokenize_request, make_request, make_tokenize_request
 from paceline.v1 import generation_pb2
 
@@ -41,8 +42,19 @@ def test_messages_keep_their_order() -> None:
     assert found == [("system", "Be brief."), ("user", "hello")]
 
 
+def test_an_infill_is_a_prompt() -> None:
+    infill = Infill("a", "b", (("f.py", "c"), ["g.py", ""]), "d")  # type: ignore[arg-type]
+    files = [{"name": "f.py", "text": "c"}, {"name": "g.py", "text": ""}]
+    for raw in (False, True):
+        made = request_of(infill, raw).infill
+        assert made == generation_pb2.Infill(prefix="a", suffix="b", extra=files, prompt="d")  # type: ignore[arg-type]
+    assert make_tokenize_request(infill, False, True, True).infill == made
+    # Empty texts, too, ask for a middle.
+    assert request_of(Infill("", "")).WhichOneof("prompt") == "infill"
+
+
 IDS = "it must be a list of token ids, whole numbers in [0, 2147483648)"
-ANY = 'it must be a text, a list of messages {"role": text, "content": text}, or a list of token ids'
+ANY = 'it must be a text, a list of messages {"role": text, "content": text}, an Infill, or a list of token ids'
 TEXT = "it must be a text in UTF-8"
 BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "below 0": ([-1], f"prompt is -1; {IDS}"),
@@ -64,6 +76,10 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "half of a character in a role": ([{"role": "\ud83d", "content": "hi"}], f"prompt[0].role is '\\ud83d'; {TEXT}"),
     "no content": ([{"role": "user", "content": None}], f"prompt[0].content is None; {TEXT}"),
     "parts": ([{"role": "user", "content": [{"type": "text"}]}], f"prompt[0].content is [{{'type': 'text'}}]; {TEXT}"),
+    "an infill without a suffix": (Infill("a", None), f"prompt.suffix is None; {TEXT}"),  # type: ignore[arg-type]
+    "files in a text": (Infill("a", "b", "files"), "prompt.extra is 'files'; it must be a list of pairs (name, text)"),  # type: ignore[arg-type]
+    "a file without a text": (Infill("a", "b", (("f",),)), "prompt.extra[0] is ('f',); it must be a pair (name, text)"),  # type: ignore[arg-type]
+    "a file of bytes": (Infill("a", "b", (("f", b"c"),)), f"prompt.extra[0] is b'c'; {TEXT}"),  # type: ignore[arg-type]
     "half of a character": ("\ud83d", f"prompt is '\\ud83d'; {TEXT}"),
 }
 
@@ -125,6 +141,14 @@ def test_a_message_of_the_largest_size_is_made() -> None:
 def test_special_tokens_of_raw_text_are_always_parsed() -> None:
     with pytest.raises(InvalidArgument, match="parse_special_tokens is True; it must be False for a prompt without"):
         request_of("x", raw=True, parse_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"parse_special_tokens": True}, {"template_options": {"a": 1}}, {"tools": [{"type": "function"}]}]
+)
+def test_an_infill_is_no_chat(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="for a prompt without a chat template"):
+        request_of(Infill("a", "b"), **options)
 
 
 def test_template_options_are_as_long_as_their_characters() -> None:
