@@ -15,6 +15,7 @@ from gateway.config import GatewaySettings
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.infill import FillInTheMiddle
 from gateway.dialects.messages import Messages
 from gateway.dialects.responses import Responses
 from gateway.endpoints import CountEndpoint, DetokenizeErrors, Endpoints, Gateway, GenerateEndpoint, TokenizeErrors
@@ -26,7 +27,13 @@ from paceline.observability.spans import NO_SPANS, Spans
 
 COUNT_INPUT, COUNT_MESSAGES = "/v1/responses/input_tokens", "/v1/messages/count_tokens"
 # The endpoints that generate, one per path.
-DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), RESPONSES := Responses(), MESSAGES := Messages())
+DIALECTS: tuple[Dialect, ...] = (
+    Chat(),
+    Completions(),
+    RESPONSES := Responses(),
+    MESSAGES := Messages(),
+    FillInTheMiddle(),
+)
 ERRORS: Mapping[str, Errors] = {each.path: each for each in DIALECTS} | {
     COUNT_INPUT: RESPONSES,
     COUNT_MESSAGES: MESSAGES,

@@ -22,6 +22,7 @@ from gateway.router import Coordinators, TokenTexts
 from gateway.telemetry import GatewayMetrics, exposition
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
+from paceline.infill import Infill
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import instance_of
@@ -117,7 +118,9 @@ class GenerateEndpoint:
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
 
-        prompts: list[Prompt] = [await tokenize(each) if isinstance(each, str) else each for each in asked.prompts]
+        prompts: list[Prompt | Infill] = [
+            await tokenize(each) if isinstance(each, str) else each for each in asked.prompts
+        ]
         return replace(asked, prompts=prompts)
 
 

@@ -69,12 +69,12 @@ CHAT = {
 }
 TEXT = {
     "prompt": "a text, a list of token ids, or a list of either",
+    "suffix": "fills in the middle: the text after the completion",
     "echo": "returns the prompt before the output, with its log-probabilities",
     "logprobs": "0 to 20 likeliest tokens at each position, plus the chosen one",
 }
-# Neutral values by field; null always passes.
+# Neutral values by field; null always passes. Some are taken by one of the APIs.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    # Taken in chats.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -186,7 +186,10 @@ _MESSAGES_NAMES = {
     "chat.template_options": "chat_template_kwargs", "template_options": "chat_template_kwargs",
 }  # fmt: skip
 CHAT_NAMES: FieldNames = {**_SPECULATION_NAMES, **_MESSAGES_NAMES, "prompt": "messages", "logprobs": "top_logprobs"}
-TEXT_NAMES: FieldNames = {**_SPECULATION_NAMES, **_PROMPT_NAMES, "prompt_logprobs": "logprobs"}
+TEXT_NAMES: FieldNames = {
+    **_SPECULATION_NAMES, **_PROMPT_NAMES, "prompt_logprobs": "logprobs", "infill": "suffix", "infill.prefix": "prompt",
+    "infill.suffix": "suffix",
+}  # fmt: skip
 TOKENIZE_NAMES: FieldNames = {**_MESSAGES_NAMES, **_PROMPT_NAMES}
 DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 

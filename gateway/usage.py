@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.client import Prompt
+from paceline.infill import Infill
 from paceline.results import Finish, Piece, Speculation
 
 
 class Usage:
-    def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
+    def __init__(self, prompts: Sequence[Prompt | Infill], has_prediction: bool) -> None:
         """`has_prediction`: the client sent one; the gateway's own are not reported."""
         self._has_prediction = has_prediction
         self._finished: dict[int, Finish] = {}
         # By prompt index, as n choices share a prompt. Prompts of token ids count from the start.
         self._prompt_tokens = {
-            index: len(each) for index, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
+            index: len(each)
+            for index, each in enumerate(prompts)
+            if isinstance(each, list) and all(isinstance(one, int) for one in each[:1])
         }
         self._cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0

@@ -165,7 +165,8 @@ class ChoicesReply(Reply):
             choice.reason = piece.finish.reason
             self._usage.finish(choice.index, piece.finish)
         if is_first and self._request.echo:
-            ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]
+            asked = self._request.prompts[prompt]
+            ids = [token for token in asked if isinstance(token, int)] if isinstance(asked, list) else []
             echoed = await self._generation.detokenize(ids)
             text, choice.num_echoed = echoed.text + text, len(echoed.text)
             if has_logprobs:

@@ -11,6 +11,8 @@ from gateway.formats import parse_format
 from gateway.items import Step
 from gateway.requests import HttpRequest, Serving, parse_prompts, parse_request, parse_sampling
 from gateway.router import TokenTexts
+from paceline.client import Prompt
+from paceline.infill import Infill
 
 DEFAULT_TEXT_TOKENS = 16
 
@@ -35,9 +37,10 @@ class Completions(Form):
         sampling = parse_sampling(body, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
         if echo and num_likeliest is not None:
             sampling = replace(sampling, prompt_logprobs=num_likeliest)
-        return parse_request(
-            body, serving, parse_prompts(body), sampling, format=parse_format(body), echo=echo, is_raw=True
-        )
+        prompts: Sequence[Prompt | Infill] = (texts := parse_prompts(body))
+        if suffix := get(body, "suffix", str, "a string", ""):
+            prompts = [_infill(each, suffix, echo) for each in texts]
+        return parse_request(body, serving, prompts, sampling, format=parse_format(body), echo=echo, is_raw=True)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
@@ -72,3 +75,12 @@ class Completions(Form):
 
     def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+
+
+def _infill(prompt: Prompt, suffix: str, echo: bool) -> Infill:
+    """Raises Fault."""
+    if not isinstance(prompt, str):
+        raise bad_request("prompt", "prompt has token ids; it must be text beside suffix")
+    if echo:
+        raise bad_request("echo", "echo is true; it must be false beside suffix")
+    return Infill(prompt, suffix)

@@ -72,12 +72,18 @@ BODIES: dict[str, dict[str, Any]] = {
         "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
     },
     "/v1/messages/count_tokens": {"model": "dummy:tiny", "messages": [{"role": "user", "content": "t2"}]},
+    "/infill": {
+        "input_prefix": "t1", "input_suffix": "t2", "input_extra": [{"text": "t3", "filename": "a", "time": [1, 2]}],
+        "prompt": "t4", "n_predict": 3, "temperature": 0.0, "top_k": 40, "top_p": 0.99, "seed": -1, "stop": ["t9"],
+        "samplers": ["top_k", "infill"], "stream": True, "response_fields": ["content", "timings/prompt_n"],
+    },
     "/tokenize": {"prompt": "t1 t2", "add_special_tokens": True, "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }  # fmt: skip
 # By path: what limits texts that have no limit of their own.
 UNLIMITED = {
     "/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens",
+    "/infill": "n_predict",
 }  # fmt: skip
 STRANGE: list[Any] = [
     None, True, False, 0, -1, 1, 2, 1.5, -1e308, 1e308, 10**30, -(2**63), 2**63 - 1, 2**64 - 1, 2**64, "", "x", "\x00", "😀" * 50,
@@ -179,7 +185,13 @@ def mutate(number: int) -> Mutation:
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         mutate_value(rng, body)
     # Accepted or not, nobody waits for long texts.
-    for name, most in (("max_tokens", 4), ("max_completion_tokens", 4), ("max_output_tokens", 4), ("n", 4)):
+    for name, most in (
+        ("max_tokens", 4),
+        ("max_completion_tokens", 4),
+        ("max_output_tokens", 4),
+        ("n_predict", 4),
+        ("n", 4),
+    ):
         if isinstance(body.get(name), int | float) and body[name] in range(most + 1, 10_000):
             body[name] = most
     for chat, name in UNLIMITED.items():
