@@ -78,6 +78,10 @@ async def compare(client: AsyncClient, prompts: list[str], modes: dict[str, Spec
             totals[name].add(completion)
             texts.add(completion.text)
         assert len(texts) == 1, f"texts differ: {texts}"
+    tell(totals)
+
+
+def tell(totals: dict[str, Totals]) -> None:
     plain = totals.pop(OFF)
     print(f"{OFF}: {plain.tokens / sum(plain.seconds):.1f} tokens/s")
     for name, own in totals.items():
