@@ -63,7 +63,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         registry.register(CoordinatorState(generations.admission, links, generations.unread))
         defaults = settings.speculation_defaults
         generations.policies.check(defaults.drafter)
-        reader = RequestReader(tokenizer, grammars, generations.policies, defaults)
+        reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans)

@@ -17,8 +17,10 @@ from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument, Unavailable
 from paceline.grammar import GRAMMAR_ENGINE, Grammar, GrammarEngine
 from paceline.infill import Infill
+from paceline.keys import private_salt
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import format_from_message, sampling_from_message, speculation_from_message
+from paceline.rpc.metadata import caller
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS, SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
@@ -32,7 +34,12 @@ class RequestReader:
     """Validates and tokenizes requests. Raises InvalidArgument naming the field and its range."""
 
     def __init__(
-        self, tokenizer: Tokenizer, grammars: GrammarEngine, policies: Policies, defaults: SpeculationParams
+        self,
+        tokenizer: Tokenizer,
+        grammars: GrammarEngine,
+        policies: Policies,
+        defaults: SpeculationParams,
+        shares_between_keys: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -41,6 +48,7 @@ class RequestReader:
         self._infills = InfillPrompts(tokenizer)
         self._policies = policies
         self._defaults = defaults
+        self._shares_between_keys = shares_between_keys
 
     async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
@@ -72,7 +80,7 @@ class RequestReader:
             vocab_size=card.vocab_size,
             prediction=await self._read_prediction(message, card),
             is_chat=is_chat,
-            cache_salt=message.cache_salt,
+            cache_salt=self._salt(message.cache_salt),
             trace=message.trace,
             grammar=grammar,
             grammar_text=grammar_text,
@@ -81,6 +89,10 @@ class RequestReader:
             chats=self._chats,
             quoted=[] if tools is None else await self._quoted.read(_parse_messages(message.chat)),
         )
+
+    def _salt(self, given: str) -> str:
+        owner = caller.get()
+        return given if owner is None or self._shares_between_keys else private_salt(owner, given)
 
     async def _read_grammar(
         self,

@@ -16,16 +16,19 @@ from gateway.errors import Errors, JsonResponse, bad_request, no_such_model, ren
 from gateway.fields import DETOKENIZE_NAMES, DRAFT_LENGTH, TOKENIZE_NAMES, flag, get, whole_numbers
 from gateway.generation import Generation, until_disconnect
 from gateway.http import read_body
-from gateway.middleware import key_of, take_request_id_from_body
+from gateway.middleware import key_of, owner_of, take_request_id_from_body
 from gateway.requests import HttpRequest, Serving, is_token_id, parse_messages
 from gateway.router import Coordinators, TokenTexts
 from gateway.telemetry import GatewayMetrics, exposition
+from paceline.checks import require_at_most
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
 from paceline.infill import Infill
+from paceline.keys import private_salt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import instance_of
+from paceline.sampling import MAX_SALT_CHARACTERS
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
@@ -75,6 +78,11 @@ class Gateway:
     def serving(self, deployment: Deployment) -> Serving:
         return Serving(deployment, self.sampling_defaults, self.settings.tool_choice_default)
 
+    def salt(self, given: str, owner: str | None) -> str:
+        """Raises InvalidArgument."""
+        require_at_most(MAX_SALT_CHARACTERS, len(given), "cache_salt", "characters")
+        return given if owner is None or self.settings.share_between_keys else private_salt(owner, given)
+
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
         """Raises Fault (404)."""
         model, known = get(body, "model", str, "a string"), self.model_name(deployment)
@@ -100,7 +108,12 @@ class GenerateEndpoint:
         gateway.check_model(body, deployment)
         asked = self._dialect.parse(body, gateway.serving(deployment))
         session = asked.session or next(filter(None, map(request.headers.get, SESSION_HEADERS)), "")
-        asked = replace(asked, request_id=take_request_id_from_body(request, asked.request_id), session=session)
+        asked = replace(
+            asked,
+            request_id=take_request_id_from_body(request, asked.request_id),
+            session=session,
+            cache_salt=gateway.salt(asked.cache_salt, owner_of(request)),
+        )
         if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
             asked = await self._with_token_ids(asked, key)
         model = gateway.model_name(deployment)

@@ -51,7 +51,7 @@ class SlashIgnored:
 class Guard:
     """Admits requests by key, host and number of open requests; turns all exceptions into responses.
 
-    Sets `key` and `request_id` in the request's state.
+    Sets `key`, its `owner` and `request_id` in the request's state.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Guard:
         try:
             _take_request_id_from_headers(state, headers)
             name = self._authorize(scope["path"], _read_host(scope, headers), key)
+            state["owner"] = name
             await self._app(scope, receive, send_noted)
         except ClientDisconnect:
             # The client disconnected while sending its body.
@@ -149,6 +150,12 @@ class Guard:
 def key_of(request: Request) -> str | None:
     key: str | None = request.state.key
     return key
+
+
+def owner_of(request: Request) -> str | None:
+    """Returns the name of the key's owner; None without keys."""
+    owner: str | None = request.state.owner
+    return owner
 
 
 def take_request_id_from_body(request: Request, given: str) -> str:

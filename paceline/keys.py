@@ -124,6 +124,11 @@ def find_key(key: str | None) -> str | None:
     return check_key(ENVIRONMENT, found) if found else None
 
 
+def private_salt(owner: str, salt: str) -> str:
+    """Returns a `cache_salt` that no other key's requests have."""
+    return hashlib.sha256(f"{owner}\0{salt}".encode()).hexdigest()
+
+
 def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool, has_client_ca: bool) -> None:
     """Raises ConfigError for an address that other machines can reach, unless callers need keys or certificates."""
     if has_keys and no_keys:

@@ -138,6 +138,9 @@ class FrontSettings(TlsSettings):
     api_keys: LocalPath | None = Field(
         None, description="require an API key listed in this file (docs/server.md); default: no keys"
     )
+    share_between_keys: CliToggleFlag[bool] = Field(
+        False, description="let requests with different API keys share cached prompts and recent answers"
+    )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve without keys even on an address that other machines can reach"
     )

@@ -246,3 +246,18 @@ def test_an_agent_may_be_at_a_door_with_keys(open_door: OpenDoor, tiny_trio: Tri
     stranger = anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0)
     with stranger, pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(model="dummy:tiny", messages=ASKED, max_tokens=1)
+
+
+@pytest.mark.parametrize("flags", [(), ("--share-between-keys",)], ids=["apart", "shared"])
+def test_keys_of_the_gateway_share_no_cached_prompt(
+    open_door: OpenDoor, tiny_trio: Trio, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    keys = [make_key(tmp_path / "keys", name) for name in ("alice", "bob")]
+    url = open_door(tiny_trio, "--api-keys", str(tmp_path / "keys"), *flags).url
+    asked: Any = [{"role": "user", "content": f"t{7 + len(flags)} " + "t1 t2 t3 " * 50}]
+    cached = []
+    for key in (*keys, keys[0]):
+        with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as client:
+            usage = client.messages.create(model="dummy:tiny", messages=asked, max_tokens=1).usage
+        cached.append(bool(usage.cache_read_input_tokens))
+    assert cached == [False, bool(flags), True]

@@ -225,3 +225,22 @@ async def test_the_log_of_a_call_that_failed_names_the_keys_owner_alone(
                 assert f"a call failed (key of {name})" in caplog.text
                 assert not [key for key in keys.values() if key in caplog.text]
     await server.stop(0)
+
+
+@pytest.mark.parametrize("flags", [(), ("--share-between-keys",)], ids=["apart", "shared"])
+async def test_requests_of_different_keys_share_no_cached_prompt(
+    host: Host, tiny_trio: Trio, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    keys = [make_key(tmp_path / "keys", name) for name in ("alice", "bob")]
+    addresses = ("--draft", tiny_trio.draft.address, "--target", tiny_trio.target.address)
+    address = host.start("coordinator", *addresses, "--api-keys", str(tmp_path / "keys"), *flags).address
+    prompt = [5 + len(flags), *range(1, 130)]
+    found: dict[str, list[int]] = {"": [], "mine": []}
+    for salt, cached in found.items():
+        for key in (*keys, keys[0]):
+            async with AsyncClient(address, key) as client:
+                done = await client.complete(prompt, SHORT, cache_salt=salt)
+            assert done.finish is not None
+            cached.append(done.finish.cached_prompt_tokens)
+    expected = [0, 128, 128] if flags else [0, 0, 128]
+    assert found == {"": expected, "mine": expected}
