@@ -169,11 +169,7 @@ class RequestReader:
         require(tools is None or "tools" not in options, "chat.template_options", "tools", "left out beside tools")
 
         def encode() -> list[int]:
-            more: dict[str, Any] = {}
-            if tools is not None or any(each.calls or each.tool_call_id or each.reasoning for each in messages):
-                plain, more = self._chats.template_input(messages, tools)
-            else:
-                plain = [{"role": each.role, "content": each.content} for each in messages]
+            plain, more = self._chats.template_input(messages, tools)
             return self._tokenizer.encode_chat(plain, options | more, add_generation_prompt, chat.parse_special_tokens)
 
         return await self._tokenizer.run(encode, num_characters)
