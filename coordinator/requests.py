@@ -175,10 +175,6 @@ class RequestReader:
         return await self._tokenizer.run(encode, num_characters)
 
     async def _encode_infill(self, message: generation_pb2.Infill, card: model_pb2.ModelCard) -> list[int]:
-        # The rest is cut to what the model can hold.
-        require_at_most(
-            _max_characters(card), len(message.prompt), "infill.prompt", "characters", CONTEXT_LENGTH_EXCEEDED
-        )
         files = tuple((each.name, each.text) for each in message.extra)
         infill = Infill(message.prefix, message.suffix, files, message.prompt)
         return await self._tokenizer.run(lambda: self._infills.encode(infill, card.max_model_len), message.ByteSize())
