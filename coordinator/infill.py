@@ -1,4 +1,4 @@
-"""Tokenizes fill-in-the-middle prompts: PREFIX text before SUFFIX text after MIDDLE, and the model goes on.
+"""Tokenizes fill-in-the-middle prompts: PREFIX text SUFFIX text MIDDLE, and the model goes on.
 
 Special tokens that a text spells are plain text there, as in chats.
 """
@@ -65,11 +65,12 @@ class InfillPrompts:
         Raises InvalidArgument if the model has no such format.
         """
         family = self._known_family
-        written = self._tokens_of(infill.prompt)
-        room = max(0, max_length - max_length // 4 - len(self._bos) - 3 - len(written))
+        room = max(0, max_length - max_length // 4 - len(self._bos) - 3)
         most_characters = max_length * MAX_CHARACTERS_PER_TOKEN
         step = max(1, max_length // 8)
-        prefix = self._tokens_of(_newest(infill.prefix, most_characters, step * MAX_CHARACTERS_PER_TOKEN))
+        # After MIDDLE the line would leave the suffix cached, but models continue a broken-off word well only from the prefix.
+        before = infill.prefix + infill.prompt
+        prefix = self._tokens_of(_newest(before, most_characters, step * MAX_CHARACTERS_PER_TOKEN))
         suffix = self._tokens_of(infill.suffix[:most_characters])
         # At least a quarter for the suffix, and what the prefix does not need.
         suffix = suffix[: max(room // 4, room - len(prefix))]
@@ -79,7 +80,7 @@ class InfillPrompts:
             *self._files(infill, room - len(prefix) - len(suffix)),
             self._ids[family.prefix], *prefix,
             self._ids[family.suffix], *suffix,
-            self._ids[family.middle], *written,
+            self._ids[family.middle],
         ]  # fmt: skip
 
     def _files(self, infill: Infill, room: int) -> list[int]:

@@ -184,20 +184,12 @@ class RequestReader:
         require(tools is None or "tools" not in options, "chat.template_options", "tools", "left out beside tools")
 
         def encode() -> list[int]:
-            more: dict[str, Any] = {}
-            if tools is not None or any(each.calls or each.tool_call_id or each.reasoning for each in messages):
-                plain, more = self._chats.template_input(messages, tools)
-            else:
-                plain = [{"role": each.role, "content": each.content} for each in messages]
+            plain, more = self._chats.template_input(messages, tools)
             return self._tokenizer.encode_chat(plain, options | more, add_generation_prompt, chat.parse_special_tokens)
 
         return await self._tokenizer.run(encode, num_characters)
 
     async def _encode_infill(self, message: generation_pb2.Infill, card: model_pb2.ModelCard) -> list[int]:
-        # The rest is cut to what the model can hold.
-        require_at_most(
-            _max_characters(card), len(message.prompt), "infill.prompt", "characters", CONTEXT_LENGTH_EXCEEDED
-        )
         files = tuple((each.name, each.text) for each in message.extra)
         infill = Infill(message.prefix, message.suffix, files, message.prompt)
         return await self._tokenizer.run(lambda: self._infills.encode(infill, card.max_model_len), message.ByteSize())

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 class Infill:
     """Asks a model trained for it (fill-in-the-middle) for the text between `prefix` and `suffix`.
 
-    extra: other files, as (name, text). They tell more if the nearest comes last; the first are left out first.
-    prompt: the beginning of the middle. The answer continues it.
+    extra: other files, as (name, text), the most useful last: if all is too long, the first are left out.
+    prompt: the text after `prefix`, which editors send apart: the line up to the cursor.
     """
 
     prefix: str

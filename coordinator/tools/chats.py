@@ -9,6 +9,7 @@ from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.conversation import Message, renders_tools, to_template, write_out
+from coordinator.tools.roles import Roles
 from coordinator.tools.thoughts import ThoughtMarks, ThoughtReader, find_marks, with_thought
 from coordinator.tools.tools import NONE, Tools
 from paceline.results import ToolCallDelta
@@ -17,6 +18,7 @@ from paceline.results import ToolCallDelta
 class Chats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._roles = Roles(tokenizer.render_chat)
 
     @cached_property
     def call_format(self) -> CallFormat:
@@ -28,6 +30,12 @@ class Chats:
         self, messages: Sequence[Message], tools: Tools | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the template's messages and options. Raises InvalidArgument."""
+        written, options = self._written(messages, tools)
+        return self._roles.fit(written), options
+
+    def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        if tools is None and not any(each.calls or each.tool_call_id or each.reasoning for each in messages):
+            return [{"role": each.role, "content": each.content} for each in messages], {}
         if tools is not None and tools.choice == NONE:
             tools = None
         if not self._renders_tools:

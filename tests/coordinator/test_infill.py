@@ -46,9 +46,9 @@ def qwen() -> Model:
 @pytest.mark.parametrize("names", [QWEN, GRANITE, DEEPSEEK], ids=["qwen", "granite", "deepseek"])
 def test_the_middle_comes_last(names: tuple[str, ...]) -> None:
     model, (prefix, suffix, middle) = Model(names), names[:3]
-    ids = model.prompts.encode(Infill("a é", "b\n", prompt="c "), LONG)
+    ids = model.prompts.encode(Infill("a é\n", "b\n", prompt="c "), LONG)
     assert model.marks(ids) == [prefix, suffix, middle]
-    assert model.written(Infill("a é", "b\n", prompt="c ")) == f"{prefix}a é{suffix}b\n{middle}c "
+    assert model.written(Infill("a é\n", "b\n", prompt="c ")) == f"{prefix}a é\nc {suffix}b\n{middle}"
     assert model.written(Infill("", "")) == prefix + suffix + middle
 
 
@@ -71,22 +71,20 @@ def test_no_text_spells_a_token(qwen: Model, prefix: str, suffix: str, prompt: s
     ids = qwen.prompts.encode(infill, LONG)
     assert qwen.marks(ids) == [REPOSITORY, FILE, FILE, PREFIX, SUFFIX, MIDDLE]
     head = f"{REPOSITORY}myproject\n{FILE}{file[0]}\n{file[1]}{FILE}filename\n"
-    assert qwen.written(infill) == f"{head}{PREFIX}{prefix}{SUFFIX}{suffix}{MIDDLE}{prompt}"
+    assert qwen.written(infill) == f"{head}{PREFIX}{prefix}{prompt}{SUFFIX}{suffix}{MIDDLE}"
 
 
 def test_a_quarter_is_left_to_the_middle_and_of_the_rest_to_the_suffix(qwen: Model) -> None:
     numbers = "".join(f"{number:04}" for number in range(1000))
-    # 240 tokens, without three marks and the middle's beginning.
-    text = qwen.written(Infill(numbers, numbers, prompt="middle"), max_length=320)
-    prefix, _, rest = text.removeprefix(PREFIX).partition(SUFFIX)
-    suffix, _, prompt = rest.partition(MIDDLE)
-    assert (prompt, suffix) == ("middle", numbers[: 231 // 4])
-    assert numbers.endswith(prefix)
-    assert 231 - len(suffix) - 320 // 8 < len(prefix) <= 231 - len(suffix)
+    # 240 tokens, three of them marks.
+    text = qwen.written(Infill(numbers, numbers, prompt="line"), max_length=320)
+    prefix, suffix = text.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
+    assert suffix == numbers[: 237 // 4]
+    assert (numbers + "line").endswith(prefix)
+    assert 237 - len(suffix) - 320 // 8 < len(prefix) <= 237 - len(suffix)
     # What one does not need is the other's.
     assert qwen.written(Infill("a", numbers), max_length=320) == f"{PREFIX}a{SUFFIX}{numbers[:236]}{MIDDLE}"
-    whole = numbers[:230]
-    assert qwen.written(Infill(whole, "b"), max_length=320) == f"{PREFIX}{whole}{SUFFIX}b{MIDDLE}"
+    assert qwen.written(Infill(numbers[:236], "b"), max_length=320) == f"{PREFIX}{numbers[:236]}{SUFFIX}b{MIDDLE}"
 
 
 def test_the_oldest_files_are_left_out_first(qwen: Model) -> None:
@@ -104,7 +102,7 @@ def test_the_oldest_files_are_left_out_first(qwen: Model) -> None:
 def test_a_growing_prefix_keeps_its_beginning_for_many_requests(qwen: Model, length: int) -> None:
     """Otherwise each letter that a user types would change all of the prompt, and nothing would be cached."""
     text = "".join(f"{number:06}" for number in range(length))
-    asked = [Infill(text[: length + typed], "", prompt="x" * typed) for typed in range(40)]
+    asked = [Infill(text[:length], "", prompt="x" * typed) for typed in range(40)]
     assert len({qwen.written(each, max_length=320)[:60] for each in asked}) <= 3
 
 
