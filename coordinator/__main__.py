@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -12,6 +13,7 @@ from coordinator.drafters.custom import load_drafter
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
+from coordinator.kept_prompt import KeptPrompt
 from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
@@ -66,13 +68,17 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
-        servicer = GenerationServicer(draft, reader, generations, defaults, spans)
+        kept = KeptPrompt(Path(settings.keep_prompt), card) if settings.keep_prompt is not None else None
+        servicer = GenerationServicer(draft, reader, generations, defaults, spans, kept)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         keys = "no API key required" if ring is None else f"{len(ring)} API keys"
         log.info("coordinator: listening on %s (%s), %s", await server.start(), settings.tls.said, keys)
-        readiness = asyncio.create_task(_follow(target, server))
+        followers = [asyncio.create_task(_follow(target, server))]
+        if kept is not None:
+            followers.append(asyncio.create_task(kept.keep(target, generations.read)))
         await wait_for_signal()
-        readiness.cancel()
+        for each in followers:
+            each.cancel()
         log.info("coordinator: draining for up to %.0f s", DRAIN_S)
         await server.stop(DRAIN_S)
     finally:

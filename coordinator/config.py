@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from coordinator.drafters.ngram_table import NgramShape, parse_orders
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import check_address
-from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, ServiceSettings, as_value_error
+from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, LocalPath, ServiceSettings, as_value_error
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
     Drafter,
@@ -111,6 +111,12 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         gt=0,
         le=1,
         description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
+    )
+
+    keep_prompt: LocalPath | None = Field(
+        None,
+        description="file of a prompt to read whenever the target starts; if it does not exist, the first prompt with "
+        "tools is recorded there",
     )
 
     @field_validator("recent_tokens")

@@ -59,6 +59,16 @@ class Generations:
             self._hand_over(answer, choice, None)
             span.add(choice, error)
 
+    async def read(self, request: Request) -> None:
+        """Reads a prompt into the target's cache; the request's max_tokens is 0."""
+        choice = Choice(0, request, self.tokenizer)
+        async with (
+            self.admission.slot(self._num_cache_tokens(request)),
+            contextlib.aclosing(self._generate(choice)) as rounds,
+        ):
+            async for _ in rounds:
+                pass
+
     async def _rounds(self, choice: Choice, answer: Answer) -> None:
         request = choice.context.request
         rounds = self._search(choice) if request.sampling.beams > 1 else self._generate(choice)

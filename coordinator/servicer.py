@@ -8,6 +8,7 @@ import grpc.aio
 import paceline
 from coordinator.context import Request
 from coordinator.generations import Answer, Generations
+from coordinator.kept_prompt import KeptPrompt
 from coordinator.remote.link import DraftLink
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
@@ -33,12 +34,14 @@ class GenerationServicer:
         generations: Generations,
         defaults: SpeculationParams,
         spans: Spans,
+        kept_prompt: KeptPrompt | None = None,
     ) -> None:
         self._draft = draft
         self._requests = requests
         self._generations = generations
         self._defaults = defaults
         self._spans = spans
+        self._kept_prompt = kept_prompt
         self._target = generations.target
         self._tokenizer = generations.tokenizer
 
@@ -50,6 +53,8 @@ class GenerationServicer:
         request_id.set(name)
         with self._generations.metrics.request(), RequestSpan(self._spans, parent, name) as span:
             request = replace(await self._read(message), traceparent=span.traceparent)
+            if self._kept_prompt is not None:
+                self._kept_prompt.record(request)
             span.describe(request, message.HasField("chat"), self._card.name)
             tasks: dict[int, asyncio.Task[None]] = {}
             answer: Answer = UnreadAnswer(self._generations.unread, lambda: _cancel(tasks))

@@ -1,0 +1,103 @@
+"""Keeps a prompt in the target's cache across restarts: a coding agent's first takes minutes to read.
+
+The first prompt with tools is recorded in a file. Whenever the target comes up, the file's prompt is read before anybody
+waits for it.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from coordinator.context import Request
+from coordinator.remote.link import TargetLink
+from paceline.errors import ConfigError, PacelineError
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
+from paceline.v1 import model_pb2
+
+log = logging.getLogger(__name__)
+# Interval at which the target's connection is looked at.
+INTERVAL_S = 0.5
+
+
+class KeptPrompt:
+    def __init__(self, path: Path, card: model_pb2.ModelCard) -> None:
+        """Raises ConfigError for a file that holds something else."""
+        self._path = path
+        self._model = card.name
+        self._request = _read(path, card)
+        self._writing: asyncio.Task[None] | None = None
+
+    def record(self, request: Request) -> None:
+        """Records the first request with tools, if there is no file yet."""
+        if self._request is not None or request.tools is None:
+            return
+        self._request = _only_read(request.prompt, request.cache_salt, request)
+        content = {"model": self._model, "cache_salt": request.cache_salt, "token_ids": request.prompt}
+        self._writing = asyncio.create_task(asyncio.to_thread(_write, self._path, json.dumps(content)))
+
+    async def keep(self, target: TargetLink, read: Callable[[Request], Awaitable[None]]) -> None:
+        """Reads the prompt each time the target has come up. `read`: into the target's cache."""
+        epoch = None
+        while True:
+            if self._request is not None and target.is_up and target.epoch != epoch:
+                # What has just been recorded is cached.
+                if epoch is not None or self._writing is None:
+                    await self._read_into_cache(read)
+                epoch = target.epoch
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _read_into_cache(self, read: Callable[[Request], Awaitable[None]]) -> None:
+        assert self._request is not None
+        try:
+            await read(self._request)
+        except PacelineError as error:
+            log.warning("kept prompt: not read: %s", error)
+        else:
+            log.info("kept prompt: %d tokens are cached", len(self._request.prompt))
+
+
+def _read(path: Path, card: model_pb2.ModelCard) -> Request | None:
+    """Returns None without a file, or with one of another model. Raises ConfigError."""
+    try:
+        content = json.loads(path.read_text())
+        model, salt, ids = content["model"], content["cache_salt"], content["token_ids"]
+        is_good = isinstance(salt, str) and bool(ids) and all(type(each) is int and each >= 0 for each in ids)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"keep_prompt: {path} can't be read: {error!r}") from None
+    if not is_good:
+        raise ConfigError(f"keep_prompt: {path} has no token ids")
+    if model != card.name or max(ids) >= card.vocab_size or len(ids) > card.max_model_len:
+        log.warning("kept prompt: %s is of another model, %.80s; it will be replaced", path, model)
+        return None
+    about = Request("kept prompt", [], SamplingParams(), SpeculationParams(), (), card.max_model_len, card.vocab_size)
+    return _only_read(ids, salt, about)
+
+
+def _only_read(prompt: list[int], cache_salt: str, about: Request) -> Request:
+    """`about`: has the model's limits."""
+    return Request(
+        request_id="kept prompt",
+        prompt=prompt,
+        sampling=SamplingParams(max_tokens=0, seed=0),
+        speculation=SpeculationParams(enabled=False),
+        eos_token_ids=(),
+        max_length=about.max_length,
+        vocab_size=about.vocab_size,
+        cache_salt=cache_salt,
+    )
+
+
+def _write(path: Path, content: str) -> None:
+    """Replaces the file as a whole."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(content)
+        partial.replace(path)
+    except OSError as error:
+        log.warning("kept prompt: %s can't be written: %s", path, error)

@@ -1,0 +1,65 @@
+"""A prompt that is kept in a file is cached before anybody asks for it, also after the target starts again."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.kept_prompt import KeptPrompt
+from paceline.client import AsyncClient
+from paceline.errors import ConfigError
+from paceline.sampling import SamplingParams
+from paceline.v1 import model_pb2
+from tests.hosted import Host
+from tests.services import Trio
+
+TOOLS = [
+    {"type": "function", "function": {"name": f"tool_{at}", "description": "Reads a file. " * 20}} for at in range(4)
+]  # fmt: skip
+FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--threads", "1")
+CARD = model_pb2.ModelCard(name="tiny", vocab_size=100, max_model_len=64)
+TIMEOUT_S = 60
+
+
+async def cached_tokens(trio: Trio, question: str, tools: list[Any]) -> int:
+    chat = [{"role": "user", "content": question}]
+    async with AsyncClient(trio.address) as client:
+        done = await client.complete(chat, SamplingParams(max_tokens=1), tools=tools or None)
+    assert done.finish is not None
+    return done.finish.cached_prompt_tokens
+
+
+async def wait_for_log(trio: Trio, words: str, count: int = 1) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while trio.coordinator.log.read_text().count(words) < count:
+            await asyncio.sleep(0.1)
+
+
+async def test_the_first_prompt_with_tools_is_cached_again_after_a_restart(host: Host, tmp_path: Path) -> None:
+    keep = ("--keep-prompt", str(tmp_path / "prompt.json"))
+    first = host.start_trio(FLAGS, FLAGS, keep)
+    await cached_tokens(first, "Without tools.", [])
+    assert not (tmp_path / "prompt.json").exists()
+    assert await cached_tokens(first, "One?", TOOLS) == 0
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (tmp_path / "prompt.json").exists():
+            await asyncio.sleep(0.05)
+    recorded = (tmp_path / "prompt.json").read_text()
+    await cached_tokens(first, "Two?", TOOLS[:1])
+    again = host.start_trio(FLAGS, FLAGS, keep)
+    await wait_for_log(again, "tokens are cached")
+    assert await cached_tokens(again, "Another question?", TOOLS) >= 64
+    assert (tmp_path / "prompt.json").read_text() == recorded
+
+
+def test_a_file_of_another_model_is_replaced_and_a_bad_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.json"
+    for content in ("", "{}", "[1]", '{"model": "tiny", "cache_salt": "", "token_ids": ["x"]}'):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="keep_prompt: "):
+            KeptPrompt(path, CARD)
+    for other in ({"model": "large"}, {"token_ids": [100]}, {"token_ids": [1] * 65}):
+        path.write_text(json.dumps({"model": "tiny", "cache_salt": "", "token_ids": [1]} | other))
+        KeptPrompt(path, CARD)
