@@ -48,8 +48,8 @@ class InfillPrompts:
         self._tokenizer = tokenizer
         self._added = tokenizer.backend.get_added_tokens_decoder()
         self._ids = {str(token): token_id for token_id, token in self._added.items()}
-        names = ((each, (each.prefix, each.suffix, each.middle)) for each in FAMILIES)
-        self._family = next((each for each, marks in names if self._ids.keys() >= set(marks)), None)
+        known = (each for each in FAMILIES if self._ids.keys() >= {each.prefix, each.suffix, each.middle})
+        self._family = next(known, None)
 
     @property
     def ending_ids(self) -> list[int]:

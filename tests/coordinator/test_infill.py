@@ -1,6 +1,8 @@
 """Fill-in-the-middle prompts: special tokens that no text can spell, and what is left out if all is too long."""
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +12,15 @@ from hypothesis import strategies as st
 from coordinator.infill import InfillPrompts
 from coordinator.tokenizer import Tokenizer
 from paceline.engine.models.dummy import dummy_tokenizer_files
+from paceline.engine.models.gguf.header import read_header
+from paceline.engine.models.gguf.tokenizer import tokenizer_files as gguf_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument
 from paceline.infill import Infill
 from tests.fill_in import BOS, DEEPSEEK, EOS, FILE, GRANITE, MIDDLE, PREFIX, QWEN, REPOSITORY, SUFFIX, tokenizer_files
 
 LONG = 100_000
+QWEN_FILE = Path.home() / ".cache/paceline/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 FILES = (("a.py", "a = 1\n"), ("b.py", "b = é"))
 # Names in parts and as a whole.
 SPELLED = st.lists(st.sampled_from((*QWEN, EOS, "<|fim_", "prefix|>", "<|", "|>", " ", "\n", "a", "é"))).map("".join)
@@ -50,6 +55,17 @@ def test_the_middle_comes_last(names: tuple[str, ...]) -> None:
     assert model.marks(ids) == [prefix, suffix, middle]
     assert model.written(Infill("a é\n", "b\n", prompt="c ")) == f"{prefix}a é\nc {suffix}b\n{middle}"
     assert model.written(Infill("", "")) == prefix + suffix + middle
+
+
+@pytest.mark.skipif(not QWEN_FILE.exists(), reason="Qwen2.5-Coder is not downloaded")
+def test_ids_of_qwen() -> None:
+    with QWEN_FILE.open("rb") as opened:
+        header = read_header(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    tokenizer = Tokenizer(gguf_tokenizer_files(header))
+    prompts, (before, after) = InfillPrompts(tokenizer), map(tokenizer.encode, ("def f(x):\n    return ", "\n\nf(3)"))
+    ids = prompts.encode(Infill("def f(x):\n    ", "\n\nf(3)", prompt="return "), LONG)
+    assert ids == [151659, *before, 151661, *after, 151660]
+    assert {*prompts.ending_ids} == {*range(151659, 151665)}
 
 
 def test_other_files_come_first(qwen: Model) -> None:
