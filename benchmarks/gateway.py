@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import orjson
 import psutil
@@ -44,23 +45,51 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
+class Api:
+    """Where a prompt goes, and what of an event is text."""
+
+    path: str
+    prompt: str
+    limit: str
+    text_of: Callable[[dict[str, Any]], str | None]
+
+
+CHAT = Api(
+    "/v1/chat/completions", "messages", "max_tokens",
+    lambda event: event["choices"][0]["delta"].get("content"),
+)  # fmt: skip
+APIS = {
+    "chat": CHAT,
+    "responses": Api(
+        "/v1/responses", "input", "max_output_tokens",
+        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else None,
+    ),
+    "messages": Api(
+        "/v1/messages", "messages", "max_tokens",
+        lambda event: event["delta"].get("text") if event["type"] == "content_block_delta" else None,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class HttpAsker:
     """Sends requests over HTTP, on kept connections."""
 
     port: int
     num_tokens: int
+    api: Api = CHAT
     idle: list[Connection] = field(default_factory=list)
 
     async def open(self, prompt: str) -> Connection:
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
         body = orjson.dumps(
             {
-                "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": self.num_tokens,
-                "ignore_eos": True, "stream": True,
+                self.api.prompt: [{"role": "user", "content": prompt}], self.api.limit: self.num_tokens,
+                "temperature": 0, "ignore_eos": True, "stream": True,
             }
         )  # fmt: skip
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost:{self.port}\r\n"
+            f"POST {self.api.path} HTTP/1.1\r\nhost: localhost:{self.port}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
@@ -74,8 +103,8 @@ class HttpAsker:
             if not line:
                 raise SystemExit("error: the gateway closed a connection")
             if line.startswith(b"data: {"):
-                chunks += 1
-                text = orjson.loads(line[6:])["choices"][0]["delta"].get("content")
+                text = self.api.text_of(orjson.loads(line[6:]))
+                chunks += bool(text)
                 if text and not ttft_s:
                     ttft_s = time.perf_counter() - started_s
         await reader.readline()
@@ -124,13 +153,21 @@ async def compare(askers: dict[str, Ask], prompts: list[str], at_once: int, roun
     )
 
 
-async def cpu_per_chunk(ask: HttpAsker, prompts: list[str], process: psutil.Process) -> None:
-    before = process.cpu_times()
-    done = await asyncio.gather(*map(ask, prompts[:8]))
-    after = process.cpu_times()
-    chunks = sum(each.chunks for each in done)
-    used_s = after.user + after.system - before.user - before.system
-    print(f"the gateway's CPU: {used_s / chunks * 1e6:.0f} us a chunk ({chunks} chunks)", flush=True)
+async def cpu_per_chunk(port: int, tokens: int, rounds: int, prompts: list[str], process: psutil.Process) -> None:
+    """Compares the APIs, in turns."""
+    askers = {name: HttpAsker(port, tokens, api) for name, api in APIS.items()}
+    found: dict[str, list[float]] = {name: [] for name in askers}
+    for number in range(-1, rounds):
+        for name in sorted(askers, reverse=bool(number % 2)):
+            before = process.cpu_times()
+            done = await asyncio.gather(*map(askers[name], prompts[:8]))
+            after = process.cpu_times()
+            used_s = after.user + after.system - before.user - before.system
+            if number >= 0:
+                found[name].append(used_s / sum(each.chunks for each in done) * 1e6)
+    for name, each in found.items():
+        ratio = median(own / chat for own, chat in zip(each, found["chat"], strict=True))
+        print(f"the gateway's CPU: {name} {median(each):.0f} us a chunk, {ratio:.2f} x the chat's", flush=True)
 
 
 async def hold_streams(ask: HttpAsker, prompts: list[str], count: int, process: psutil.Process) -> None:
@@ -209,7 +246,7 @@ async def main() -> None:
         for at_once in map(int, arguments.at_once.split(",")):
             rounds = max(2, arguments.rounds if at_once < 64 else arguments.rounds // 3)
             await compare(askers, prompts, at_once, rounds)
-        await cpu_per_chunk(http, prompts, process)
+        await cpu_per_chunk(http.port, 4 * arguments.tokens, 2 * arguments.rounds, prompts, process)
         long = HttpAsker(http.port, 400)
         await hold_streams(long, prompts, arguments.streams, process)
         while (await client.describe()).running:
