@@ -68,7 +68,9 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
-        kept = KeptPrompt(Path(settings.keep_prompt), card) if settings.keep_prompt is not None else None
+        kept = None
+        if settings.keep_prompt is not None:
+            kept = KeptPrompt(Path(settings.keep_prompt), card.name, card.vocab_size, card.max_model_len)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans, kept)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         keys = "no API key required" if ring is None else f"{len(ring)} API keys"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from tokenizers import AddedToken
+
 from coordinator.control_tokens import ControlTokens
 from coordinator.tokenizer import Tokenizer
 from paceline.errors import InvalidArgument
@@ -46,10 +48,6 @@ FAMILIES = (
 class InfillPrompts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added = tokenizer.backend.get_added_tokens_decoder()
-        self._ids = {str(token): token_id for token_id, token in self._added.items()}
-        known = (each for each in FAMILIES if self._ids.keys() >= {each.prefix, each.suffix, each.middle})
-        self._family = next(known, None)
 
     @property
     def ending_ids(self) -> list[int]:
@@ -106,13 +104,23 @@ class InfillPrompts:
     def _tokens_of(self, text: str) -> list[int]:
         return self._control_tokens.encode(self._control_tokens.mark(text)) if text else []
 
-    @property
+    @cached_property
+    def _added(self) -> dict[int, AddedToken]:
+        return dict(self._tokenizer.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {str(token): token_id for token_id, token in self._added.items()}
+
+    @cached_property
     def _known_family(self) -> Family:
-        if self._family is None:
+        known = (each for each in FAMILIES if self._ids.keys() >= {each.prefix, each.suffix, each.middle})
+        family = next(known, None)
+        if family is None:
             raise InvalidArgument(
                 "infill", "is not supported: this model has no fill-in-the-middle tokens; send text instead"
             )
-        return self._family
+        return family
 
     @cached_property
     def _bos(self) -> list[int]:

@@ -16,7 +16,6 @@ from coordinator.remote.link import TargetLink
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
 # Interval at which the target's connection is looked at.
@@ -24,18 +23,18 @@ INTERVAL_S = 0.5
 
 
 class KeptPrompt:
-    def __init__(self, path: Path, card: model_pb2.ModelCard) -> None:
+    def __init__(self, path: Path, model: str, vocab_size: int, max_length: int) -> None:
         """Raises ConfigError for a file that holds something else."""
         self._path = path
-        self._model = card.name
-        self._request = _read(path, card)
+        self._model = model
+        self._request = _read(path, model, vocab_size, max_length)
         self._writing: asyncio.Task[None] | None = None
 
     def record(self, request: Request) -> None:
         """Records the first request with tools, if there is no file yet."""
         if self._request is not None or request.tools is None:
             return
-        self._request = _only_read(request.prompt, request.cache_salt, request)
+        self._request = _only_read(request.prompt, request.cache_salt, request.vocab_size, request.max_length)
         content = {"model": self._model, "cache_salt": request.cache_salt, "token_ids": request.prompt}
         self._writing = asyncio.create_task(asyncio.to_thread(_write, self._path, json.dumps(content)))
 
@@ -60,11 +59,11 @@ class KeptPrompt:
             log.info("kept prompt: %d tokens are cached", len(self._request.prompt))
 
 
-def _read(path: Path, card: model_pb2.ModelCard) -> Request | None:
+def _read(path: Path, model: str, vocab_size: int, max_length: int) -> Request | None:
     """Returns None without a file, or with one of another model. Raises ConfigError."""
     try:
         content = json.loads(path.read_text())
-        model, salt, ids = content["model"], content["cache_salt"], content["token_ids"]
+        recorded, salt, ids = content["model"], content["cache_salt"], content["token_ids"]
         is_good = isinstance(salt, str) and bool(ids) and all(type(each) is int and each >= 0 for each in ids)
     except FileNotFoundError:
         return None
@@ -72,23 +71,21 @@ def _read(path: Path, card: model_pb2.ModelCard) -> Request | None:
         raise ConfigError(f"keep_prompt: {path} can't be read: {error!r}") from None
     if not is_good:
         raise ConfigError(f"keep_prompt: {path} has no token ids")
-    if model != card.name or max(ids) >= card.vocab_size or len(ids) > card.max_model_len:
-        log.warning("kept prompt: %s is of another model, %.80s; it will be replaced", path, model)
+    if recorded != model or max(ids) >= vocab_size or len(ids) > max_length:
+        log.warning("kept prompt: %s is of another model, %.80s; it will be replaced", path, recorded)
         return None
-    about = Request("kept prompt", [], SamplingParams(), SpeculationParams(), (), card.max_model_len, card.vocab_size)
-    return _only_read(ids, salt, about)
+    return _only_read(ids, salt, vocab_size, max_length)
 
 
-def _only_read(prompt: list[int], cache_salt: str, about: Request) -> Request:
-    """`about`: has the model's limits."""
+def _only_read(prompt: list[int], cache_salt: str, vocab_size: int, max_length: int) -> Request:
     return Request(
         request_id="kept prompt",
         prompt=prompt,
         sampling=SamplingParams(max_tokens=0, seed=0),
         speculation=SpeculationParams(enabled=False),
         eos_token_ids=(),
-        max_length=about.max_length,
-        vocab_size=about.vocab_size,
+        max_length=max_length,
+        vocab_size=vocab_size,
         cache_salt=cache_salt,
     )
 

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from gateway.fields import SAMPLING
-from gateway.requests import parse_sampling
 from paceline.keys import find_key
 from paceline.rpc.channel import check_address
+from paceline.sampling import SamplingParams
 from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_value_error
 
 
@@ -20,14 +19,18 @@ def _check_addresses(text: str) -> str:
     return text
 
 
+# Parameters that may have another default.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
 def _check_sampling(text: str) -> str:
     try:
         given = json.loads(text)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(given, dict) or not given.keys() <= SAMPLING.keys():
+    if not isinstance(given, dict) or not given.keys() <= set(SAMPLING):
         raise ValueError(f"it must be a JSON object; known keys: {', '.join(SAMPLING)}")
-    as_value_error(lambda: parse_sampling(given, {}))
+    as_value_error(lambda: SamplingParams(**given))
     return text
 
 

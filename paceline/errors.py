@@ -76,7 +76,7 @@ class InvalidArgument(RequestError):
     @classmethod
     def of_count(cls, field: str, excess: Excess, reason: str = INVALID_FIELD) -> "InvalidArgument":
         allowed = f"at most {excess.limit} {excess.unit}"
-        problem = f"has {excess.count} {excess.unit}; it must have {allowed}"
+        problem = f"is '{excess.count} {excess.unit}'; it must be {allowed}"
         return cls(field, problem, allowed=allowed, reason=reason, excess=excess)
 
     @classmethod

@@ -18,7 +18,6 @@ from paceline.results import ToolCallDelta
 class Chats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._roles = Roles(tokenizer.render_chat)
 
     @cached_property
     def call_format(self) -> CallFormat:
@@ -62,6 +61,10 @@ class Chats:
         if self._thought_marks is not None and opens_thought is not None:
             thought = ThoughtReader(self._thought_marks, opens_thought)
         return AnswerReader(parser, self._special_call_marks, thought)
+
+    @cached_property
+    def _roles(self) -> Roles:
+        return Roles(self._tokenizer.render_chat)
 
     @cached_property
     def _thought_marks(self) -> ThoughtMarks | None:

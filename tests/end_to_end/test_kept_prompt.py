@@ -11,7 +11,6 @@ from coordinator.kept_prompt import KeptPrompt
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError
 from paceline.sampling import SamplingParams
-from paceline.v1 import model_pb2
 from tests.hosted import Host
 from tests.services import Trio
 
@@ -19,7 +18,6 @@ TOOLS = [
     {"type": "function", "function": {"name": f"tool_{at}", "description": "Reads a file. " * 20}} for at in range(4)
 ]  # fmt: skip
 FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--threads", "1")
-CARD = model_pb2.ModelCard(name="tiny", vocab_size=100, max_model_len=64)
 TIMEOUT_S = 60
 
 
@@ -59,7 +57,7 @@ def test_a_file_of_another_model_is_replaced_and_a_bad_one_refused(tmp_path: Pat
     for content in ("", "{}", "[1]", '{"model": "tiny", "cache_salt": "", "token_ids": ["x"]}'):
         path.write_text(content)
         with pytest.raises(ConfigError, match="keep_prompt: "):
-            KeptPrompt(path, CARD)
+            KeptPrompt(path, "tiny", 100, 64)
     for other in ({"model": "large"}, {"token_ids": [100]}, {"token_ids": [1] * 65}):
         path.write_text(json.dumps({"model": "tiny", "cache_salt": "", "token_ids": [1]} | other))
-        KeptPrompt(path, CARD)
+        KeptPrompt(path, "tiny", 100, 64)

@@ -116,6 +116,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "t1"},
     "/v1/messages": ANTHROPIC_BODY,
     "/v1/messages/count_tokens": ANTHROPIC_BODY,
+    "/infill": {"input_prefix": "t1", "n_predict": 1},
     "/tokenize": {"prompt": "t1"},
     "/detokenize": {"tokens": [1]},
 }
@@ -127,7 +128,9 @@ async def test_a_path_is_served_with_and_without_a_slash_at_its_end(
 ) -> None:
     for each in {path, path.rstrip("/") + "/"}:
         response = await http.request(method, each, json=BODIES.get(path))
-        assert response.status_code == 200, (each, response.text)
+        # The tiny model does not fill in.
+        assert response.status_code == (400 if path == "/infill" else 200), (each, response.text)
+        assert response.status_code == 200 or "fill-in-the-middle" in response.text
 
 
 @pytest.mark.parametrize("path", ["/static", "/static/", "/v1", "/v1/", "//", "/health//", "/v1/completions//"])

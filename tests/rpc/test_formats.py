@@ -98,8 +98,8 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "white space of a regex": ({"regex": "a", "fixed_whitespace": True}, "fixed_whitespace is True; it must be left out"),
     "a choice twice": ({"choice": ("a", "a")}, "choice is 'a text twice'"),
     "an empty choice": ({"choice": ("a", "")}, "choice is 'an empty text'"),
-    "too many choices": ({"choice": tuple(map(str, range(4097)))}, "choice has 4097 texts"),
-    "a long expression": ({"regex": "a" * 262145}, "regex has 262145 characters"),
+    "too many choices": ({"choice": tuple(map(str, range(4097)))}, "choice is '4097 texts'"),
+    "a long expression": ({"regex": "a" * 262145}, "regex is '262145 characters'"),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_gbnf_becomes_lark_and_lark_stays() -> None:
         ('root ::= "\\', "is not GBNF: string index out of range"),
         ("root ::= " + "(" * 3000, "is not GBNF: maximum recursion depth"),
         ('a ::= "b"', "is not GBNF: No 'root' rule found"),
-        ('root ::= "' + "a" * 16384, "has 16394 characters of GBNF; it must have at most 16384"),
+        ('root ::= "' + "a" * 16384, "is '16394 characters of GBNF'; it must be at most 16384"),
     ],
 )
 def test_bad_gbnf_is_refused(text: str, words: str) -> None:
@@ -144,7 +144,7 @@ def test_forced_tokens_have_their_letter_and_their_count() -> None:
 
 def test_a_thought_comes_apart_with_its_count() -> None:
     figures = Speculation(2, 0, 0, [], [], 1.0)
-    finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0), 3, ["words"], "END", True)
+    finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0), reasoning_tokens=3)
     data = encode_piece("id", 0, [1, 2], ["T", "A"], ["", "b"], finish=finish, reasoning="Hm.")
     piece = piece_from_message(generation_pb2.GenerateResponse.FromString(data))
     assert piece == Piece("b", [1, 2], "TA", [0, 1], finish=finish, reasoning="Hm.")
