@@ -1,6 +1,6 @@
 """Parses tools, the choice among them, and the calls in messages. The coordinator checks the tools themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +57,50 @@ def parse_tools(body: Mapping[str, Any], default_choice: str) -> OfferedTools:
     if name is None or name in CHOICES:
         raise bad_value("tool_choice.function.name", name, "the name of one of the tools")
     return OfferedTools(tools, name, parallel, {"tool_choice": "tool_choice.function.name"})
+
+
+class Offers:
+    """Collects the tools of an API that describes them otherwise than chats do."""
+
+    def __init__(self) -> None:
+        # Types of tools that a provider would run, and this server can't.
+        self.left_out: list[str] = []
+        self._functions: list[dict[str, Any]] = []
+        self._fields: list[str] = []
+        self._renamed: dict[str, ToolName] = {}
+
+    def add(self, function: dict[str, Any], field: str, name: ToolName | None = None) -> None:
+        """`function`: as chats describe it. `field`, `name`: what the client calls it."""
+        self._functions.append({key: value for key, value in function.items() if value is not None})
+        self._fields.append(field)
+        if name is not None:
+            self._renamed[function["name"]] = name
+
+    def known_as(self, name: ToolName) -> str:
+        """Returns the model's name of a tool."""
+        return next((known for known, each in self._renamed.items() if each[:2] == name[:2]), name.name)
+
+    def make(
+        self, choice: str | None, default_choice: str, parallel: bool, parameters: str,
+        allowed: Collection[str] | None = None,
+    ) -> OfferedTools:  # fmt: skip
+        """`parameters`: the client's name of that field. `allowed`: the model's names; None: all. Raises Fault."""
+        offered = [
+            (each, field)
+            for each, field in zip(self._functions, self._fields, strict=True)
+            if allowed is None or each.get("name") in allowed
+        ]
+        if not offered:
+            if choice in (None, "none", "auto"):
+                return NO_TOOLS
+            raise bad_request("tool_choice", "tool_choice needs a tool that this server can offer")
+        names = {"tool_choice": "tool_choice"}
+        for at, (_, client_field) in enumerate(offered):
+            place = f"tools[{at}]"
+            names |= dict.fromkeys((place, f"{place}.function"), client_field)
+            names[f"{place}.function.parameters"] = f"{client_field}.{parameters}"
+        tools = [{"type": "function", "function": each} for each, _ in offered]
+        return OfferedTools(tools, choice or default_choice, parallel, names, self._renamed)
 
 
 def _allowed(choice: Mapping[str, Any], tools: list[Any], parallel: bool) -> OfferedTools:

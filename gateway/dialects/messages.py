@@ -20,7 +20,7 @@ from gateway.requests import (
     parse_template_options,
     parse_text_part,
 )
-from gateway.tools import NO_TOOLS, OfferedTools
+from gateway.tools import OfferedTools, Offers
 from paceline.results import Finish
 
 TAKEN = (
@@ -199,45 +199,34 @@ def _read_text(block: Any, field: str) -> str:
 
 def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedTools, list[str]]:
     """Returns the tools, and the types of those that can't be offered. Raises Fault."""
-    functions: list[Any] = []
-    names: dict[str, str] = {"tool_choice": "tool_choice.name"}
-    left_out: list[str] = []
+    offers, hosted = Offers(), list[Any]()
     for at, tool in enumerate(get(body, "tools", list, "a list of tools", [])):
         field = f"tools[{at}]"
         if not isinstance(tool, dict):
             raise bad_value(field, tool, "an object with name and input_schema")
         if tool.get("type", "custom") != "custom":
             # Tools with other types run at a provider, or are known to its models alone.
-            left_out.append(str(tool["type"])[:100])
+            offers.left_out.append(str(tool["type"])[:100])
+            hosted.append(tool.get("name"))
             continue
         check_keys(tool, TOOL, field, TOOL_IGNORED)
-        prefix = f"tools[{len(functions)}]"
-        names |= {prefix: field, f"{prefix}.function": field, f"{prefix}.function.parameters": f"{field}.input_schema"}
-        given = {
-            "parameters": tool.get("input_schema"),
-            **{key: tool.get(key) for key in ("name", "description", "strict")},
-        }
-        functions.append({"type": "function", "function": {k: v for k, v in given.items() if v is not None}})
-    choice, parallel = _parse_choice(get(body, "tool_choice", dict, "an object", {}), left_out, body)
-    if not functions:
-        if choice in ("", "auto", "none"):
-            return NO_TOOLS, left_out
-        raise bad_request("tool_choice", "tool_choice needs a tool that this server can offer")
-    return OfferedTools(functions, choice or default_choice, parallel, names), left_out
+        function = {key: tool.get(key) for key in ("name", "description", "strict")}
+        offers.add({**function, "parameters": tool.get("input_schema")}, field)
+    choice, parallel = _parse_choice(get(body, "tool_choice", dict, "an object", {}), hosted)
+    return offers.make(choice, default_choice, parallel, "input_schema"), offers.left_out
 
 
-def _parse_choice(choice: Mapping[str, Any], left_out: list[str], body: Mapping[str, Any]) -> tuple[str, bool]:
+def _parse_choice(choice: Mapping[str, Any], hosted: list[Any]) -> tuple[str | None, bool]:
     check_keys(choice, ("type", "name", "disable_parallel_tool_use"), "tool_choice")
     parallel = not flag(choice, "disable_parallel_tool_use", prefix="tool_choice.")
     match choice.get("type"):
         case None if not choice:
-            return "", parallel
+            return None, parallel
         case "auto" | "none" as kind:
             return str(kind), parallel
         case "any":
             return "required", parallel
         case "tool":
-            hosted = [each.get("name") for each in body.get("tools") or () if each.get("type", "custom") != "custom"]
             if choice.get("name") in hosted:
                 raise bad_request("tool_choice.name", "tool_choice needs a tool that this server can't run")
             return get(choice, "name", str, "the name of a tool", ""), parallel

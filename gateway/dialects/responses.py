@@ -24,7 +24,7 @@ from gateway.requests import (
     parse_template_options,
     parse_text_parts,
 )
-from gateway.tools import CHOICES, NO_TOOLS, OfferedTools, ToolName
+from gateway.tools import CHOICES, OfferedTools, Offers, ToolName
 from paceline.results import Finish, Piece
 
 TAKEN = (
@@ -57,8 +57,12 @@ FUNCTION = ("type", "name", "description", "parameters", "strict")
 CUSTOM = ("type", "name", "description", "format")
 NAMESPACE = ("type", "name", "description", "tools")
 TOOL_IGNORED = ("defer_loading", "allowed_callers", "output_schema", "cache_control")
-# The argument of a custom tool, to the model.
+# A custom tool, to the model.
 CUSTOM_INPUT = "input"
+CUSTOM_PARAMETERS = {
+    "type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}  # fmt: skip
 INSTEAD = "nothing is stored; send the whole input"
 
 
@@ -194,50 +198,34 @@ def _read_thought(item: Mapping[str, Any], field: str) -> str:
 
 def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedTools, list[str]]:
     """Returns the tools, and the types of those that can't be offered. Raises Fault."""
-    functions: list[Any] = []
-    names: dict[str, str] = {}
-    renamed: dict[str, ToolName] = {}
-    left_out: list[str] = []
-
-    def offer(function: dict[str, Any], field: str, client_name: ToolName | None = None) -> None:
-        names[f"tools[{len(functions)}].function"] = names[f"tools[{len(functions)}]"] = field
-        functions.append({"type": "function", "function": function})
-        if client_name is not None:
-            renamed[function["name"]] = client_name
-
+    offers = Offers()
     for at, tool in enumerate(get(body, "tools", list, "a list of tools", [])):
         field = f"tools[{at}]"
         match tool:
             case {"type": "function"}:
-                offer(_function(tool, field), field)
+                offers.add(_function(tool, field), field)
             case {"type": "namespace", "name": str(space), "tools": list(inner)}:
                 check_keys(tool, NAMESPACE, field, TOOL_IGNORED)
                 for place, each in enumerate(inner):
                     function = _function(each, f"{field}.tools[{place}]")
                     name = ToolName(str(function.get("name")), space)
-                    offer({**function, "name": f"{space}__{name.name}"}, f"{field}.tools[{place}]", name)
+                    offers.add({**function, "name": f"{space}__{name.name}"}, f"{field}.tools[{place}]", name)
             case {"type": "custom", "name": str(name)}:
                 check_keys(tool, CUSTOM, field, TOOL_IGNORED)
-                offer(_custom_function(tool), field, ToolName(name, is_custom=True))
+                offers.add(
+                    {"name": name, "description": tool.get("description"), "parameters": CUSTOM_PARAMETERS},
+                    field,
+                    ToolName(name, is_custom=True),
+                )
             case {"type": str(kind)} if _is_hosted(kind):
-                left_out.append(kind)
+                offers.left_out.append(kind)
             case {"type": str(kind)}:
                 raise bad_value(f"{field}.type", kind, f"function, namespace, custom or one of {', '.join(HOSTED)}")
             case _:
                 raise bad_value(field, tool, "an object with a type")
+    choice, allowed = _parse_choice(body.get("tool_choice"), offers)
     parallel = flag(body, "parallel_tool_calls", True)
-    choice, allowed = _parse_choice(body.get("tool_choice"), list(renamed.items()), left_out)
-    known = [each["function"].get("name") for each in functions]
-    if allowed is not None:
-        kept = [at for at, name in enumerate(known) if name in allowed]
-        names |= {f"tools[{at}].function": names[f"tools[{place}]"] for at, place in enumerate(kept)}
-        functions = [functions[place] for place in kept]
-    if not functions:
-        if choice in (None, "auto", "none"):
-            return NO_TOOLS, left_out
-        raise bad_request("tool_choice", "tool_choice needs a tool that this server can offer")
-    names["tool_choice"] = "tool_choice"
-    return OfferedTools(functions, choice or default_choice, parallel, names, renamed), left_out
+    return offers.make(choice, default_choice, parallel, "parameters", allowed), offers.left_out
 
 
 def _function(tool: Any, field: str) -> dict[str, Any]:
@@ -245,16 +233,7 @@ def _function(tool: Any, field: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         raise bad_value(field, tool, "an object of type function")
     check_keys(tool, FUNCTION, field, TOOL_IGNORED)
-    return {key: value for key, value in tool.items() if key in FUNCTION[1:] and value is not None}
-
-
-def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {
-        "type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }  # fmt: skip
-    description = {"description": tool["description"]} if tool.get("description") else {}
-    return {"name": tool["name"], **description, "parameters": schema}
+    return {key: tool.get(key) for key in FUNCTION[1:]}
 
 
 def _is_hosted(kind: str) -> bool:
@@ -262,16 +241,13 @@ def _is_hosted(kind: str) -> bool:
     return any(kind == each or kind.startswith(f"{each}_2") for each in HOSTED)
 
 
-def _parse_choice(
-    choice: Any, renamed: list[tuple[str, ToolName]], left_out: list[str]
-) -> tuple[str | None, set[str] | None]:
+def _parse_choice(choice: Any, offers: Offers) -> tuple[str | None, list[str] | None]:
     """Returns the choice, and the tools that it allows (None: all). Raises Fault."""
 
     def name_of(given: Any) -> str:
         match given:
             case {"type": "function" | "custom", "name": str(name)}:
-                space = given.get("namespace", "")
-                return next((known for known, each in renamed if each[:2] == (name, space)), name)
+                return offers.known_as(ToolName(name, given.get("namespace", "")))
         raise bad_value("tool_choice.tools", given, "tools with a type and a name")
 
     match choice:
@@ -280,8 +256,8 @@ def _parse_choice(
         case {"type": "function" | "custom"}:
             return name_of(choice), None
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)} if tools:
-            return str(mode), {name_of(each) for each in tools}
-        case {"type": str(kind)} if kind in left_out or _is_hosted(kind):
+            return str(mode), [name_of(each) for each in tools]
+        case {"type": str(kind)} if _is_hosted(kind):
             raise bad_request("tool_choice", f"tool_choice is {kind}, a tool that this server can't run")
     raise bad_value("tool_choice", choice, f"one of {', '.join(CHOICES)}, or an object of a tool or allowed_tools")
 

@@ -217,6 +217,16 @@ def test_choices_of_tools(dialect: Dialect, choice: Any, expected: tuple[str, bo
     assert (asked.choice, asked.parallel) == expected
 
 
+@pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES])
+def test_a_default_choice_is_for_requests_with_tools(dialect: Dialect) -> None:
+    serving = replace(SERVING, tool_choice_default="required")
+    body: dict[str, Any] = {"input": "Hi."} if dialect is RESPONSES else {"messages": [USER]}
+    tools = RESPONSES_TOOLS[:1] if dialect is RESPONSES else [{"name": "add", "input_schema": PARAMETERS}]
+    assert dialect.parse(body, serving).tools.tools == []
+    assert dialect.parse({**body, "tools": tools}, serving).tools.choice == "required"
+    assert dialect.parse({**body, "tools": tools}, SERVING).tools.choice == "auto"
+
+
 def test_allowed_tools_alone_are_offered() -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
     asked = ask(RESPONSES, {"tools": RESPONSES_TOOLS[::-1], "tool_choice": allowed})
