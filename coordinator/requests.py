@@ -87,7 +87,7 @@ class RequestReader:
             tools=tools,
             opens_thought=opens_thought,
             chats=self._chats,
-            quoted=[] if tools is None else await self._quoted.read(_parse_messages(message.chat)),
+            quoted=await self._quoted.read(_parse_messages(message.chat)) if tools and speculation.enabled else [],
         )
 
     def _salt(self, given: str) -> str:

@@ -23,7 +23,6 @@ from gateway.telemetry import GatewayMetrics, exposition
 from paceline.checks import require_at_most
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
 from paceline.keys import private_salt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
@@ -131,9 +130,7 @@ class GenerateEndpoint:
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
 
-        prompts: list[Prompt | Infill] = [
-            await tokenize(each) if isinstance(each, str) else each for each in asked.prompts
-        ]
+        prompts: list[Prompt] = [await tokenize(each) if isinstance(each, str) else each for each in asked.prompts]
         return replace(asked, prompts=prompts)
 
 

@@ -14,7 +14,6 @@ from gateway.router import Coordinators, ReplayBuffer, TokenTexts
 from gateway.telemetry import GenerationTimer, current
 from paceline.client import AsyncClient, Prompt
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
 from paceline.noise import fresh_seed
 from paceline.results import Detokenized, Piece, TokenLogprobs
 
@@ -71,7 +70,7 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _enqueue(self, index: int, prompt: Prompt | Infill, queue: RoundQueue) -> None:
+    async def _enqueue(self, index: int, prompt: Prompt, queue: RoundQueue) -> None:
         try:
             async with aclosing(self._rounds_of(prompt)) as pieces:
                 async for piece in pieces:
@@ -81,7 +80,7 @@ class Generation:
         else:
             await queue.put((index, None))
 
-    async def _rounds_of(self, prompt: Prompt | Infill) -> AsyncGenerator[Piece, None]:
+    async def _rounds_of(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         request, sampling = self.request, self.request.sampling
         if sampling.seed is None:
             # Chosen here so that another coordinator can resume the generation.
@@ -112,7 +111,7 @@ class Generation:
                 raise renamed(error, request.names) from None
 
 
-def routing_prefix(prompt: Prompt | Infill) -> str:
+def routing_prefix(prompt: Prompt) -> str:
     # A token id takes up to eight characters.
     return str(prompt[:64] if isinstance(prompt, list) else prompt)[:PREFIX_CHARACTERS]
 

@@ -24,7 +24,6 @@ from gateway.formats import NO_FORMAT, NamedFormat
 from gateway.tools import NO_TOOLS, OfferedTools, parse_calls
 from paceline.client import Prompt
 from paceline.formats import OutputFormat
-from paceline.infill import Infill
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams, parse_draft_length
@@ -50,7 +49,7 @@ class Serving:
 class HttpRequest:
     """Each prompt gives `sampling.n` choices."""
 
-    prompts: Sequence[Prompt | Infill]
+    prompts: Sequence[Prompt]
     sampling: SamplingParams
     speculation: SpeculationParams | None
     prediction: str | None
@@ -78,7 +77,7 @@ class HttpRequest:
 
 
 def parse_request(
-    body: Mapping[str, Any], serving: Serving, prompts: Sequence[Prompt | Infill], sampling: SamplingParams,
+    body: Mapping[str, Any], serving: Serving, prompts: Sequence[Prompt], sampling: SamplingParams,
     format: NamedFormat = NO_FORMAT, tools: OfferedTools = NO_TOOLS, names: FieldNames = NO_RENAMES, **more: Any,
 ) -> HttpRequest:  # fmt: skip
     """`names`: the client's of other fields. `more`: fields of HttpRequest. Raises Fault and InvalidArgument."""

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.client import Prompt
-from paceline.infill import Infill
 from paceline.results import Finish, Piece, Speculation
 
 
 class Usage:
-    def __init__(self, prompts: Sequence[Prompt | Infill], has_prediction: bool) -> None:
+    def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
         """`has_prediction`: the client sent one; the gateway's own are not reported."""
         self._has_prediction = has_prediction
         self._finished: dict[int, Finish] = {}

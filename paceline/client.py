@@ -16,7 +16,6 @@ import grpc
 import grpc.aio
 
 from paceline.errors import Unavailable
-from paceline.infill import Infill
 from paceline.keys import check_key, find_key
 from paceline.results import (
     Completion,
@@ -111,7 +110,7 @@ class AsyncClient:
 
     async def stream(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -130,7 +129,7 @@ class AsyncClient:
 
     async def complete(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -141,7 +140,7 @@ class AsyncClient:
 
     async def complete_all(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -158,7 +157,7 @@ class AsyncClient:
 
     async def tokenize(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         raw: bool = False,
         *,
         add_special_tokens: bool = True,
@@ -212,7 +211,7 @@ class Client:
 
     def stream(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -230,7 +229,7 @@ class Client:
 
     def complete(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -241,7 +240,7 @@ class Client:
 
     def complete_all(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
@@ -255,7 +254,7 @@ class Client:
 
     def tokenize(
         self,
-        prompt: Prompt | Infill,
+        prompt: Prompt,
         raw: bool = False,
         *,
         add_special_tokens: bool = True,

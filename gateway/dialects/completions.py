@@ -37,7 +37,7 @@ class Completions(Form):
         sampling = parse_sampling(body, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
         if echo and num_likeliest is not None:
             sampling = replace(sampling, prompt_logprobs=num_likeliest)
-        prompts: Sequence[Prompt | Infill] = (texts := parse_prompts(body))
+        prompts: Sequence[Prompt] = (texts := parse_prompts(body))
         if suffix := get(body, "suffix", str, "a string", ""):
             prompts = [_infill(each, suffix, echo) for each in texts]
         return parse_request(body, serving, prompts, sampling, format=parse_format(body), echo=echo, is_raw=True)

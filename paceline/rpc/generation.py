@@ -41,7 +41,7 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
-Prompt = str | list[dict[str, Any]] | list[int]
+Prompt = str | list[dict[str, Any]] | list[int] | Infill
 TOOL_CALL = ("id", "name", "arguments")
 # A dict is a JSON Schema; a class is pydantic's and gives its own.
 Format = OutputFormat | dict[str, Any] | type
@@ -79,7 +79,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 def make_request(
-    prompt: Prompt | Infill,
+    prompt: Prompt,
     sampling: SamplingParams | None,
     speculation: SpeculationParams | None,
     raw: bool,
@@ -122,7 +122,7 @@ def make_request(
 
 
 def make_tokenize_request(
-    prompt: Prompt | Infill,
+    prompt: Prompt,
     raw: bool,
     add_special_tokens: bool,
     add_generation_prompt: bool,
@@ -165,7 +165,7 @@ def _fill_chat(
 
 def _fill_prompt(
     request: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
-    prompt: Prompt | Infill,
+    prompt: Prompt,
     raw: bool,
     parse_special_tokens: bool,
 ) -> None:
