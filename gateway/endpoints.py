@@ -117,7 +117,7 @@ class GenerateEndpoint:
             asked = await self._with_token_ids(asked, key)
         model = gateway.model_name(deployment)
         reply = self._dialect.reply(Generation(asked, model, gateway.coordinators, gateway.texts, key))
-        headers = {LEFT_OUT_HEADER: quote(", ".join(asked.left_out), safe=", ")} if asked.left_out else {}
+        headers = {LEFT_OUT_HEADER: quote(", ".join(asked.tools.left_out), safe=", ")} if asked.tools.left_out else {}
         if asked.is_stream:
             await EventStream(reply, self._dialect, headers, send).run()
         else:

@@ -68,8 +68,6 @@ class HttpRequest:
     template_options: dict[str, Any] | None = None
     tools: OfferedTools = NO_TOOLS
     parses_special_tokens: bool = False
-    # Offers that the gateway can't accept, such as tools that a provider runs.
-    left_out: Sequence[str] = ()
     # Requests of the same session go to the same coordinator.
     session: str = ""
     # Fields that the response repeats.

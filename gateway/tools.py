@@ -1,7 +1,7 @@
 """Parses tools, the choice among them, and the calls in messages. The coordinator checks the tools themselves."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value
@@ -30,6 +30,10 @@ class OfferedTools:
     names: FieldNames
     # By the model's names.
     renamed: Mapping[str, ToolName] = field(default_factory=dict)
+    # Types of tools that a provider would run, and this server can't.
+    left_out: Sequence[str] = ()
+    # Fields that promise more than this server can keep.
+    unenforced: Sequence[str] = ()
 
 
 NO_TOOLS = OfferedTools([], "auto", True, NO_RENAMES)
@@ -63,8 +67,9 @@ class Offers:
     """Collects the tools of an API that describes them otherwise than chats do."""
 
     def __init__(self) -> None:
-        # Types of tools that a provider would run, and this server can't.
+        # As in OfferedTools.
         self.left_out: list[str] = []
+        self.unenforced: list[str] = []
         self._functions: list[dict[str, Any]] = []
         self._fields: list[str] = []
         self._renamed: dict[str, ToolName] = {}
@@ -92,7 +97,7 @@ class Offers:
         ]
         if not offered:
             if choice in (None, "none", "auto"):
-                return NO_TOOLS
+                return replace(NO_TOOLS, left_out=self.left_out)
             raise bad_request("tool_choice", "tool_choice needs a tool that this server can offer")
         names = {"tool_choice": "tool_choice"}
         for at, (_, client_field) in enumerate(offered):
@@ -100,7 +105,9 @@ class Offers:
             names |= dict.fromkeys((place, f"{place}.function"), client_field)
             names[f"{place}.function.parameters"] = f"{client_field}.{parameters}"
         tools = [{"type": "function", "function": each} for each, _ in offered]
-        return OfferedTools(tools, choice or default_choice, parallel, names, self._renamed)
+        return OfferedTools(
+            tools, choice or default_choice, parallel, names, self._renamed, self.left_out, self.unenforced
+        )
 
 
 def _allowed(choice: Mapping[str, Any], tools: list[Any], parallel: bool) -> OfferedTools:

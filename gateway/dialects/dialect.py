@@ -128,9 +128,12 @@ class ItemsReply(Reply):
     @property
     def paceline(self) -> dict[str, Any]:
         """Returns our own root field."""
-        figures = self._usage.figures()["paceline"] or {}
-        left_out = {"left_out": list(self._request.left_out)} if self._request.left_out else {}
-        return {"paceline": {**figures, **left_out}}
+        figures, tools = self._usage.figures()["paceline"] or {}, self._request.tools
+        if unenforced := [*tools.unenforced, *figures.get("unenforced", ())]:
+            figures["unenforced"] = unenforced
+        if tools.left_out:
+            figures["left_out"] = list(tools.left_out)
+        return {"paceline": figures}
 
     def _read(self, piece: Piece, is_first: bool) -> list[Step]:
         if is_first:

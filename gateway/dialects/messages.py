@@ -77,7 +77,7 @@ class Messages(AnthropicErrors, Dialect):
         body = whole_numbers(body)
         deployment = serving.deployment
         conversation = _parse_conversation(body)
-        tools, left_out = _parse_tools(body, serving.tool_choice_default)
+        tools = _parse_tools(body, serving.tool_choice_default)
         config = get(body, "output_config", dict, "an object", {})
         check_keys(config, OUTPUT_CONFIG, "output_config")
         thinking = get(body, "thinking", dict, "an object", {})
@@ -97,7 +97,6 @@ class Messages(AnthropicErrors, Dialect):
             tools,
             conversation.names,
             template_options=parse_template_options(options, deployment.tokenizer.chat_template),
-            left_out=left_out,
         )
 
     def reply(self, generation: Generation) -> "MessagesReply":
@@ -197,8 +196,8 @@ def _read_text(block: Any, field: str) -> str:
     return parse_text_part({key: block[key] for key in block if key not in BLOCK_IGNORED}, field)
 
 
-def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedTools, list[str]]:
-    """Returns the tools, and the types of those that can't be offered. Raises Fault."""
+def _parse_tools(body: Mapping[str, Any], default_choice: str) -> OfferedTools:
+    """Raises Fault."""
     offers, hosted = Offers(), list[Any]()
     for at, tool in enumerate(get(body, "tools", list, "a list of tools", [])):
         field = f"tools[{at}]"
@@ -213,7 +212,7 @@ def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedT
         function = {key: tool.get(key) for key in ("name", "description", "strict")}
         offers.add({**function, "parameters": tool.get("input_schema")}, field)
     choice, parallel = _parse_choice(get(body, "tool_choice", dict, "an object", {}), hosted)
-    return offers.make(choice, default_choice, parallel, "input_schema"), offers.left_out
+    return offers.make(choice, default_choice, parallel, "input_schema")
 
 
 def _parse_choice(choice: Mapping[str, Any], hosted: list[Any]) -> tuple[str | None, bool]:

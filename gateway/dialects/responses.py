@@ -79,7 +79,7 @@ class Responses(Dialect):
         body = whole_numbers(body)
         deployment = serving.deployment
         conversation = _parse_input(body)
-        tools, left_out = _parse_tools(body, serving.tool_choice_default)
+        tools = _parse_tools(body, serving.tool_choice_default)
         reasoning = get(body, "reasoning", dict, "an object", {})
         effort = reasoning.get("effort")
         options = {"reasoning_effort": effort if effort in EFFORTS else None, **body}
@@ -98,7 +98,6 @@ class Responses(Dialect):
             tools,
             conversation.names,
             template_options=parse_template_options(options, deployment.tokenizer.chat_template),
-            left_out=left_out,
             session=get(body, "prompt_cache_key", str, "a string", ""),
             repeated={
                 **{name: body[name] for name in REPEATED if body.get(name) is not None},
@@ -196,8 +195,8 @@ def _read_thought(item: Mapping[str, Any], field: str) -> str:
     return ""
 
 
-def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedTools, list[str]]:
-    """Returns the tools, and the types of those that can't be offered. Raises Fault."""
+def _parse_tools(body: Mapping[str, Any], default_choice: str) -> OfferedTools:
+    """Raises Fault."""
     offers = Offers()
     for at, tool in enumerate(get(body, "tools", list, "a list of tools", [])):
         field = f"tools[{at}]"
@@ -212,6 +211,9 @@ def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedT
                     offers.add({**function, "name": f"{space}__{name.name}"}, f"{field}.tools[{place}]", name)
             case {"type": "custom", "name": str(name)}:
                 check_keys(tool, CUSTOM, field, TOOL_IGNORED)
+                if isinstance(given := tool.get("format"), dict) and given.get("type") == "grammar":
+                    # A grammar of the input can't hold inside a JSON string.
+                    offers.unenforced.append(f"{field}.format")
                 offers.add(
                     {"name": name, "description": tool.get("description"), "parameters": CUSTOM_PARAMETERS},
                     field,
@@ -225,7 +227,7 @@ def _parse_tools(body: Mapping[str, Any], default_choice: str) -> tuple[OfferedT
                 raise bad_value(field, tool, "an object with a type")
     choice, allowed = _parse_choice(body.get("tool_choice"), offers)
     parallel = flag(body, "parallel_tool_calls", True)
-    return offers.make(choice, default_choice, parallel, "parameters", allowed), offers.left_out
+    return offers.make(choice, default_choice, parallel, "parameters", allowed)
 
 
 def _function(tool: Any, field: str) -> dict[str, Any]:

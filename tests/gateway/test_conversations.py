@@ -184,12 +184,12 @@ def test_tools_are_offered_under_one_name_each_and_hosted_ones_left_out() -> Non
     ]  # fmt: skip
     asked = ask(RESPONSES, {"tools": tools})
     assert asked.tools.tools == [function("add", strict=False), function("math__sum")]
-    assert list(asked.left_out) == ["web_search", "web_search_preview_2025_03_11"]
+    assert list(asked.tools.left_out) == ["web_search", "web_search_preview_2025_03_11"]
     assert asked.names["tools[1].function"] == "tools[2].tools[0]"
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "add", "input_schema": PARAMETERS}]
     asked = ask(MESSAGES, {"tools": tools})
     assert asked.tools.tools == [function("add")]
-    assert list(asked.left_out) == ["web_search_20250305"]
+    assert list(asked.tools.left_out) == ["web_search_20250305"]
     assert asked.names["tools[0].function.parameters"] == "tools[1].input_schema"
 
 

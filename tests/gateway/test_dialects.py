@@ -176,6 +176,17 @@ async def test_a_call_names_its_namespace_apart_and_a_custom_tool_gets_text() ->
     assert inputs == ['a\n"b']
 
 
+async def test_a_custom_tools_grammar_is_named_as_it_cannot_hold() -> None:
+    grammar = {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"},
+    }
+    for tool, unenforced in ((grammar, ["tools[0].format"]), ({**grammar, "format": {"type": "text"}}, None)):
+        made = await whole(RESPONSES, {"input": "Patch.", "tools": [tool]}, CALLS[-1:])
+        assert made["paceline"].get("unenforced") == unenforced
+
+
 async def test_a_thought_goes_out_as_encrypted_content_and_is_read_back() -> None:
     include = {"include": ["reasoning.encrypted_content"]}
     [thought, *_] = (await whole(RESPONSES, {**INPUT, **include}, CALLS))["output"]
