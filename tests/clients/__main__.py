@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tests.clients.clients import CLIENTS, Client
-from tests.clients.harness import SITUATIONS, Run, harness, judge
+from tests.clients.harness import SITUATIONS, Harness, Run, harness, judge
 from tests.clients.packages import PACKAGES
 from tests.clients.recording import RECORDED, record
 
@@ -37,36 +37,40 @@ def chosen(client: Client, words: list[str]) -> list[str]:
 async def run_all(words: list[str], folder: Path, records: bool) -> bool:
     """Prints a table. Returns whether all passed."""
     passed = True
-    print(f"{'':24}{'version':10}" + "".join(f"{name:11}" for name in SITUATIONS))
+    print(f"{'':24}{'version':10}" + "".join(f"{name:11}" for name in SITUATIONS) + "first prompt")
     async with harness(folder) as clients:
         for client in CLIENTS.values():
-            situations, packages = chosen(client, words), PACKAGES[client.package]
-            if records and situations:
-                situations = list(RECORDED)
+            situations = chosen(client, words)
             if not situations:
                 continue
-            print(f"{client.name:24}{packages.version:10}", end="", flush=True)
+            print(f"{client.name:24}{PACKAGES[client.package].version:10}", end="", flush=True)
             if not all(PACKAGES[each].is_installed(folder / each) for each in (client.package, "node")):
                 print("skipped: not installed, see `make clients`")
                 continue
-            runs: dict[str, Run] = {}
-            wrong: dict[str, str] = {}
-            for name in SITUATIONS:
-                outcome = ""
-                if name in situations:
-                    runs[name] = await clients.run(client, SITUATIONS[name])
-                    problem = judge(runs[name], client, name)
-                    if problem is not None:
-                        wrong[name] = problem
-                    outcome = "FAILS" if problem else "ends" if name in client.gives_up else "passes"
-                print(f"{outcome:11}", end="", flush=True)
-            print()
-            for name, problem in wrong.items():
+            runs, problems = await run_one(client, list(RECORDED) if records else situations, clients)
+            passed &= not problems
+            for name, problem in problems.items():
                 report(name, problem, runs[name])
-            passed &= not wrong
-            if records and not wrong:
+            if records and not problems:
                 record(client, runs)
     return passed
+
+
+async def run_one(client: Client, situations: list[str], clients: Harness) -> tuple[dict[str, Run], dict[str, str]]:
+    """Prints the rest of a row. Returns runs and problems by situation."""
+    runs: dict[str, Run] = {}
+    problems: dict[str, str] = {}
+    for name in SITUATIONS:
+        outcome = ""
+        if name in situations:
+            runs[name] = await clients.run(client, SITUATIONS[name])
+            if (problem := judge(runs[name], client, name)) is not None:
+                problems[name] = problem
+            outcome = "FAILS" if problem else "ends" if name in client.gives_up else "passes"
+        print(f"{outcome:11}", end="", flush=True)
+    lengths = [len(run.script.prompts[0].ids) for run in runs.values() if run.script.prompts]
+    print(f"{max(lengths, default=0)} tokens", flush=True)
+    return runs, problems
 
 
 def report(name: str, problem: str, run: Run) -> None:

@@ -40,12 +40,12 @@ class Client:
     def has_tools(self) -> bool:
         return self.write is not None
 
-    def edit(self, project: Path, files: Mapping[str, str], **more: Any) -> Turn:
+    def edit(self, project: Path, files: Mapping[str, str], text: str = "", **more: Any) -> Turn:
         """Returns an answer that makes the client write files. `more`: fields of the turn."""
         if self.write is None:
-            blocks = (f"{name}\n```\n{text}\n```\n" for name, text in files.items())
-            return Turn("\n".join([*blocks, DONE]), **more)
-        return Turn(calls=[self.write(project / name, text) for name, text in files.items()], **more)
+            blocks = (f"{name}\n```\n{content}\n```\n" for name, content in files.items())
+            return Turn("\n".join([text, *blocks, DONE]), **more)
+        return Turn(text, calls=[self.write(project / name, content) for name, content in files.items()], **more)
 
     def prepare(self, folder: Path, home: Path, url: str, model: str) -> tuple[list[str], dict[str, str]]:
         """Writes its files. Returns its command and environment. `folder`: where all packages are."""
@@ -92,6 +92,7 @@ _CLIENTS = (
             ".codex/config.toml": """
 model = "$model"
 model_provider = "paceline"
+model_context_window = 65536
 check_for_update_on_startup = false
 [model_providers.paceline]
 name = "Paceline"
@@ -113,7 +114,7 @@ enabled = false
         lambda path, text: ("Write", {"file_path": str(path), "content": text}),
         {
             "ANTHROPIC_BASE_URL": "$url", "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": "$model",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             # It runs as root here, and refuses to skip permissions then.
             "IS_SANDBOX": "1",
         },

@@ -22,6 +22,7 @@ from tests.services import free_port
 
 TIMEOUT_S = 150
 SILENCE_S = 40
+THOUGHT, TEXT = "Two files are to be written.", "I write both."
 HOST = "127.0.0.1"
 # Texts by the file that the client has to write them to.
 ONE, TWO = {"one.txt": "first"}, {"one.txt": "first", "two.txt": "second"}
@@ -40,7 +41,7 @@ class Situation:
 
 SITUATIONS = {
     "call": Situation(lambda edit: [edit(ONE)]),
-    "two calls": Situation(lambda edit: [edit(TWO)], TWO),
+    "two calls": Situation(lambda edit: [edit(TWO, thought=THOUGHT, text=TEXT)], TWO),
     "cut": Situation(lambda edit: [edit(ONE, is_cut=True), edit(ONE)]),
     "503": Situation(lambda edit: [Turn(fault=Fault.UNAVAILABLE), edit(ONE)], num_refused=1),
     "break": Situation(lambda edit: [Turn("I begin.", fault=Fault.BREAKS), edit(ONE)]),

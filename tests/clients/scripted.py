@@ -44,9 +44,10 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: its text, then its calls."""
+    """One answer: its thought, its text, then its calls."""
 
     text: str = ""
+    thought: str = ""
     # Names and arguments.
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     # Ends for its length, within its last call or text.
@@ -55,6 +56,8 @@ class Turn:
     silence_s: float = 0.0
 
     def rounds(self, request_id: str) -> Iterator[generation_pb2.GenerateResponse]:
+        for thought in _pieces(self.thought):
+            yield _round(reasoning=thought)
         for text in _pieces(self.text, self.is_cut and not self.calls):
             yield _round(text=text)
         for index, (name, arguments) in enumerate(self.calls):
@@ -168,7 +171,7 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
         return server
 
 
-def _pieces(text: str, is_cut: bool) -> Iterator[str]:
+def _pieces(text: str, is_cut: bool = False) -> Iterator[str]:
     end = len(text) // 2 if is_cut else len(text)
     return (text[at : min(at + PIECE, end)] for at in range(0, end, PIECE))
 

@@ -32,7 +32,8 @@ async def test_what_clients_send_reaches_the_coordinator_whole(
             assert response.status_code == 200, response.text
             chats.append(coordinator.asked[-1].chat)
             left_out = response.headers.get("x-paceline-left-out", "")
-            assert_in_order(texts(each["body"]), "".join(message.content for message in chats[-1].messages))
+            read = "".join(message.reasoning + message.content for message in chats[-1].messages)
+            assert_in_order(texts(each["body"]), read)
             assert tool_names(chats[-1]) == offered(each["body"].get("tools") or [], left_out.split(", "))
         for before, after in itertools.pairwise(chats):
             assert after.tools == before.tools
@@ -63,9 +64,12 @@ def offered(tools: list[dict[str, Any]], left_out: list[str]) -> list[str]:
 def texts(body: dict[str, Any]) -> Iterator[str]:
     """Yields what the model has to read, in the client's order."""
     for message in (body.get("system", []), *body.get("messages", []), *body.get("input", [])):
-        content = message.get("content", message.get("output")) if isinstance(message, dict) else message
-        for part in content if isinstance(content, list) else [content]:
-            text = part if isinstance(part, str) else (part or {}).get("text", "")
+        content = message
+        if isinstance(message, dict):
+            yield message.get("reasoning_content") or ""
+            content = message.get("content", message.get("output"))
+        for part in content if isinstance(content, list) else [content or ""]:
+            text = part if isinstance(part, str) else part.get("text") or part.get("thinking") or ""
             # It changes with every session, and says nothing.
             if not text.startswith("x-anthropic-billing-header:"):
                 yield text

@@ -27,6 +27,8 @@ const result = streamText({
   model: models[API](),
   prompt: PROMPT,
   tools: { write },
+  // Otherwise it refers to what a server of responses has stored.
+  providerOptions: { openai: { store: false } },
   stopWhen: isStepCount(8),
   onError: ({ error }) => {
     console.error(error);

@@ -1,8 +1,9 @@
 import asyncio
 import os
+from collections.abc import AsyncIterable
 from pathlib import Path
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -24,9 +25,10 @@ def write(path: str, content: str) -> str:
     return "written"
 
 
-async def main() -> None:
-    async with agent.run_stream(PROMPT) as result:
-        print(await result.get_output())
+async def read(_: RunContext[None], events: AsyncIterable[object]) -> None:
+    async for _event in events:
+        pass
 
 
-asyncio.run(main())
+# `run_stream` would end with the first text.
+print(asyncio.run(agent.run(PROMPT, event_stream_handler=read)).output)
