@@ -1,6 +1,6 @@
-"""Files that an agent has read with line numbers, written back by a tool call: what look-up text gains, in turns.
+"""Files that an agent has read, written back by a tool call: what look-up text gains, in turns.
 
-python -m benchmarks.tool_calls [--count 20] [--tokens 256] [--target M] [--draft M] [--temperature 0]
+python -m benchmarks.tool_calls [--count 20] [--tokens 256] [--target M] [--draft M] [--numbered] [--temperature 0]
 
 Each file of this repository is returned with one change, inside a JSON string. `without` is the default at a second
 coordinator, in front of the same servers, that makes no look-up text of tool results. Decoding alone: times start at the
@@ -24,6 +24,7 @@ from paceline.loadtest.workload import OFF
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
+REMINDER = "Now write the whole file, without line numbers."
 DEFAULT, WITHOUT = "default", "without"
 _WITHOUT = """
 from coordinator.__main__ import main
@@ -46,14 +47,16 @@ def tool(name: str, *arguments: str) -> dict[str, Any]:
 TOOLS = [tool("read", "path"), tool("write", "path", "content")]
 
 
-def chat_of(path: str, change: str) -> list[dict[str, Any]]:
+def chat_of(path: str, change: str, is_numbered: bool) -> list[dict[str, Any]]:
     lines = (ROOT / path).read_text().splitlines()[:MOST_LINES]
-    numbered = "\n".join(f"{number:6d}\t{line}" for number, line in enumerate(lines, start=1))
+    if is_numbered:
+        lines = [f"{number:6d}\t{line}" for number, line in enumerate(lines, start=1)]
     call = {"id": "call_1", "name": "read", "arguments": json.dumps({"path": path})}
     return [
-        {"role": "user", "content": f"{change} in {path}, change nothing else, and write the whole file back."},
+        {"role": "user", "content": f"{change} in {path}, change nothing else."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": numbered, "tool_call_id": "call_1"},
+        {"role": "tool", "content": "\n".join(lines), "tool_call_id": "call_1"},
+        {"role": "user", "content": REMINDER},
     ]
 
 
@@ -84,6 +87,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--target", default=MODEL)
     parser.add_argument("--draft", default=DRAFT)
+    parser.add_argument("--numbered", action="store_true", help="as Claude Code and opencode show files")
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1)
@@ -98,7 +102,11 @@ async def main() -> None:
             texts = set()
             for name in order.sample(list(clients), len(clients)):
                 completion = await clients[name].complete(
-                    chat_of(*task), sampling, SpeculationParams(enabled=name != OFF), tools=TOOLS, tool_choice="write"
+                    chat_of(*task, arguments.numbered),
+                    sampling,
+                    SpeculationParams(enabled=name != OFF),
+                    tools=TOOLS,
+                    tool_choice="write",
                 )
                 texts.add(tuple(completion.token_ids))
                 # Costs are learned once in a coordinator's life.

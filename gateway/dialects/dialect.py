@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 OPEN_AFTER_S = 3.0
 # Clients take a longer silence for a failure: the first to do so warns after 20 s.
 BEAT_S = 10.0
+# What clients keep for us with a thought, or its beginning. Some take a thought without one for another server's.
+THOUGHT_SIGNATURE = "pl1."
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

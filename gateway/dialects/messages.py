@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gateway.conversation import Conversation
-from gateway.dialects.dialect import Dialect, ItemsReply
+from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply
 from gateway.errors import REQUEST_ID_HEADER, Errors, Fault, FieldNames, bad_request, bad_value
 from gateway.fields import CHAT_NAMES, SAMPLING, check_body, check_keys, flag, get, whole_numbers
 from gateway.formats import NO_FORMAT, NamedFormat, schema_format
@@ -266,7 +266,11 @@ class MessagesReply(ItemsReply):
             case Grown(_, piece), Kind.CALL:
                 delta = {"type": "input_json_delta", "partial_json": piece}
             case Closed(), kind:
-                signature = {"type": "content_block_delta", **at, "delta": {"type": "signature_delta", "signature": ""}}
+                signature = {
+                    "type": "content_block_delta",
+                    **at,
+                    "delta": {"type": "signature_delta", "signature": THOUGHT_SIGNATURE},
+                }
                 stop = {"type": "content_block_stop", **at}
                 return [signature, stop] if kind is Kind.THOUGHT else [stop]
         return [{"type": "content_block_delta", **at, "delta": delta}]
@@ -316,7 +320,7 @@ def _stop_reason(finish: Finish) -> tuple[str, str | None]:
 def _block(item: Item, is_open: bool = False) -> dict[str, Any]:
     text = "" if is_open else item.text
     if item.kind is Kind.THOUGHT:
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "thinking", "thinking": text, "signature": "" if is_open else THOUGHT_SIGNATURE}
     if item.kind is Kind.TEXT:
         return {"type": "text", "text": text}
     call_id = f"toolu_{item.call_id.removeprefix('call_')}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gateway.conversation import Conversation
 from gateway.dialects.choices import finite
-from gateway.dialects.dialect import Dialect, ItemsReply
+from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply
 from gateway.errors import Fault, FieldNames, bad_request, bad_value
 from gateway.fields import CHAT_NAMES, SAMPLING, check_body, check_keys, flag, get, whole_numbers
 from gateway.formats import NO_FORMAT, NamedFormat, json_format, schema_format
@@ -46,8 +46,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 REPEATED = ("instructions", "max_output_tokens", "metadata", "tools", "top_logprobs", "user", "safety_identifier")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
-# Begins what we return as encrypted content.
-THOUGHT_PREFIX = "pl1."
 # Tools that a provider runs.
 HOSTED = (
     "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "computer",
@@ -63,7 +61,9 @@ CUSTOM_PARAMETERS = {
     "type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }  # fmt: skip
-INSTEAD = "nothing is stored; send the whole input"
+INSTEAD = "nothing is stored; send the whole input (in some clients: store false)"
+# Of items' ids.
+PREFIXES = {Kind.THOUGHT: "rs_", Kind.TEXT: "msg_", Kind.CALL: "fc_"}
 
 
 class Responses(Dialect):
@@ -157,6 +157,9 @@ def _parse_item(conversation: Conversation, item: Any, field: str) -> None:
             conversation.add_answer(_read_answer(item, field), field)
         case {"type": "message"}:
             raise bad_value(f"{field}.role", item.get("role"), "one of user, assistant, system, developer")
+        case {"type": "item_reference", "id": str(name)} if name.startswith(PREFIXES[Kind.THOUGHT]):
+            # Only the thought is lost.
+            pass
         case {"type": "item_reference"}:
             raise bad_request(field, f"{field} refers to a stored item; {INSTEAD}", "unsupported_field")
         case {"type": "additional_tools"}:
@@ -187,9 +190,9 @@ def _read_thought(item: Mapping[str, Any], field: str) -> str:
     if content := item.get("content"):
         return parse_text_parts(content, f"{field}.content", TEXT_PARTS)
     encrypted = item.get("encrypted_content")
-    if isinstance(encrypted, str) and encrypted.startswith(THOUGHT_PREFIX):
+    if isinstance(encrypted, str) and encrypted.startswith(THOUGHT_SIGNATURE):
         try:
-            return base64.b64decode(encrypted.removeprefix(THOUGHT_PREFIX), validate=True).decode()
+            return base64.b64decode(encrypted.removeprefix(THOUGHT_SIGNATURE), validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
             raise bad_value(f"{field}.encrypted_content", encrypted, "as this server sent it") from None
     return ""
@@ -408,7 +411,7 @@ class ResponsesReply(ItemsReply):
         if item.kind is Kind.THOUGHT:
             thought = {"type": "reasoning", **head, "summary": [], "content": content}
             if ENCRYPTED in self._request.repeated["include"] and not is_open:
-                thought["encrypted_content"] = THOUGHT_PREFIX + base64.b64encode(item.text.encode()).decode()
+                thought["encrypted_content"] = THOUGHT_SIGNATURE + base64.b64encode(item.text.encode()).decode()
             return thought
         name = self._request.tools.renamed.get(item.name, ToolName(item.name))
         call = {**head, "call_id": item.call_id, "name": name.name}
@@ -423,8 +426,7 @@ class ResponsesReply(ItemsReply):
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _item_id(self, item: Item) -> str:
-        prefix = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}[item.kind]
-        return f"{prefix}_{self._request.request_id}_{item.index}"
+        return f"{PREFIXES[item.kind]}{self._request.request_id}_{item.index}"
 
     def _is_custom(self, item: Item) -> bool:
         name = self._request.tools.renamed.get(item.name)

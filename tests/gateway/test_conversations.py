@@ -64,6 +64,10 @@ INPUTS: dict[str, tuple[Any, list[Any]]] = {
             {"role": "tool", "content": "2", "tool_call_id": "call_1"}, {"role": "assistant", "content": "2"},
         ],
     ),
+    "a reference to a thought, which is lost": (
+        [{"role": "user", "content": "Hi."}, {"type": "item_reference", "id": "rs_1"}],
+        [USER],
+    ),
     "two calls, and text after them": (
         [
             {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},
