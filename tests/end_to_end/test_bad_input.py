@@ -79,7 +79,7 @@ BAD_REQUESTS = {
     "a stop token outside the vocabulary": (request(stop_token_ids=[512]), "stop_token_ids is 512", "in [0, 512)"),
     "a token outside the vocabulary": (prompt_of([5, 512]), "token_ids is 512", "in [0, 512)"),
     "an empty prompt": (prompt_of([]), "prompt is '0 tokens'", "at least one token"),
-    "no prompt": (generation_pb2.GenerateRequest(), "prompt is None", "text, chat or token_ids"),
+    "no prompt": (generation_pb2.GenerateRequest(), "prompt is None", "text, chat, token_ids or infill"),
     "empty text": (make_request("", None, None, raw=True), "prompt is '0 tokens'", "at least one token"),
     "a prompt longer than the model": (prompt_of([1] * 512), "prompt is '512 tokens'", "at most 511 tokens"),
     "an unknown role": (make_request([{"role": "robot", "content": "hi"}], None, None, raw=False), "chat.messages.role", "user"),
