@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import orjson
+
 from gateway.conversation import Conversation
 from gateway.dialects.choices import finite
 from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply
@@ -100,12 +102,12 @@ class Responses(Dialect):
             template_options=parse_template_options(options, deployment.tokenizer.chat_template),
             session=get(body, "prompt_cache_key", str, "a string", ""),
             repeated={
-                **{name: body[name] for name in REPEATED if body.get(name) is not None},
-                "tool_choice": body.get("tool_choice", "auto"),
+                **{name: _repeatable(name, body[name]) for name in REPEATED if body.get(name) is not None},
+                "tool_choice": _repeatable("tool_choice", body.get("tool_choice", "auto")),
                 "parallel_tool_calls": tools.parallel,
-                "reasoning": {"effort": effort, "summary": reasoning.get("summary")},
-                "text": body.get("text") or {"format": {"type": "text"}},
-                "truncation": body.get("truncation", "disabled"),
+                "reasoning": _repeatable("reasoning", {"effort": effort, "summary": reasoning.get("summary")}),
+                "text": _repeatable("text", body.get("text") or {"format": {"type": "text"}}),
+                "truncation": _repeatable("truncation", body.get("truncation", "disabled")),
                 "include": body.get("include") or [],
             },
         )
@@ -118,6 +120,15 @@ class Responses(Dialect):
         include = get(body, "include", list, "a list of texts", [])
         num_likeliest = get(body, "top_logprobs", int, "a whole number in [0, 20]")
         return num_likeliest or 0 if num_likeliest or LOGPROBS in include else None
+
+
+def _repeatable(field: str, value: Any) -> Any:
+    """Refuses what is nested deeper than the response can be. Raises Fault."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise bad_request(field, f"{field} is nested too deeply; it must have fewer levels") from None
+    return value
 
 
 def _parse_input(body: Mapping[str, Any]) -> Conversation:

@@ -294,6 +294,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     (RESPONSES, {"tools": [{"type": "function", "name": "a", "color": 1}]}, "tools[0].color"),
     (RESPONSES, {"wish": 1}, "wish"),
+    (RESPONSES, {"metadata": json.loads('{"a":' * 300 + "1" + "}" * 300)}, "metadata"),
     (MESSAGES, {"messages": []}, "messages"),
     (MESSAGES, {"messages": [USER, {"role": "assistant", "content": "He"}]}, "messages"),
     (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
