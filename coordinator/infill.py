@@ -51,7 +51,7 @@ class InfillPrompts:
 
     @property
     def ending_ids(self) -> list[int]:
-        """Returns the tokens that end a middle, along with the model's own: those of the format itself."""
+        """Returns the format's own tokens: each ends the middle, as the model's end tokens do."""
         family = self._known_family
         names = (family.prefix, family.suffix, family.middle, family.pad, family.repository, family.file)
         return [self._ids[name] for name in names if name in self._ids]

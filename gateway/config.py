@@ -59,7 +59,7 @@ class GatewaySettings(FrontSettings, ServiceSettings):
         "{}", description='JSON object of sampling parameters for requests that leave them out, e.g. {"temperature": 0}'
     )
     also_called: str = Field(
-        "", description="other names that requests may give the model, separated by commas; * stands for anything"
+        "", description="aliases that requests may use for the model, separated by commas; * matches anything"
     )
     max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body, in bytes")
     max_open_requests: int = Field(

@@ -145,7 +145,7 @@ MESSAGE_IGNORED = {
 }
 # Keys of a part of a message's content.
 PART = ("type", "text")
-PART_IGNORED = ("cache_control",)
+PART_IGNORED = ("cache_control", "annotations", "logprobs")
 # Keys of `tool_choice` by its type are the type and this.
 TOOL_CHOICE = ("function", "allowed_tools")
 ALLOWED_TOOLS = ("mode", "tools")
@@ -175,6 +175,11 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscatio
 # Keys of `speculation` that set the number of draft tokens.
 DRAFT_LENGTH = ("num_speculative_tokens", "draft_min", "draft_max", "entropy_beta")
 SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature")
+# Taken by every API that answers with items.
+OURS = (
+    *(name for name in SAMPLING if name not in ("n", "stop")), "speculation", "prediction", "request_id", "cache_salt",
+    "chat_template_kwargs",
+)  # fmt: skip
 NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 # HTTP field names by the names in a coordinator's errors.
 _SPECULATION_NAMES = {name: f"speculation.{name}" for name in SPECULATION} | {

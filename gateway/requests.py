@@ -197,6 +197,12 @@ def parse_template_options(body: Mapping[str, Any], chat_template: str | None) -
     return options
 
 
+def hinted_options(body: Mapping[str, Any], effort: Any, serving: Serving) -> dict[str, Any] | None:
+    """As `parse_template_options`; another effort than EFFORTS is ignored, as a hint that the template can't take."""
+    hinted = {**body, "reasoning_effort": effort if effort in EFFORTS else None}
+    return parse_template_options(hinted, serving.deployment.tokenizer.chat_template)
+
+
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Raises Fault."""
     messages = body.get("messages")

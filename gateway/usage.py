@@ -22,6 +22,7 @@ class Usage:
         self.completion_tokens = 0
 
     def begin(self, prompt: int, piece: Piece) -> None:
+        """Takes what a round says of its prompt; of the cache, the first says it."""
         self._prompt_tokens[prompt] = piece.prompt_tokens
         self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
 

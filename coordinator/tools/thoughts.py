@@ -28,7 +28,7 @@ class ThoughtMarks:
 
 
 def find_marks(tokenizer: Tokenizer) -> ThoughtMarks | None:
-    """Finds the marks of a model that thinks: they are tokens, and its chat template writes them."""
+    """Returns the thought marks, if both are tokens and the chat template writes them."""
     begin, end = tokenizer.id_of(BEGIN), tokenizer.id_of(END)
     if begin is None or end is None or END not in (tokenizer.chat_template or ""):
         return None

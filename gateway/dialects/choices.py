@@ -7,14 +7,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import orjson
-
 from gateway.dialects.dialect import Dialect, Reply
-from gateway.errors import Fault
 from gateway.generation import Generation
 from gateway.items import Items, Step
 from gateway.router import TokenTexts
-from gateway.usage import Usage
 from paceline.results import Piece, TokenLogprobs
 
 # OpenAI's log-probability of excluded tokens: JSON has no infinity.
@@ -80,13 +76,11 @@ class ChoicesReply(Reply):
     stream_end = b"data: [DONE]\n\n"
 
     def __init__(self, form: Form, generation: Generation) -> None:
+        super().__init__(generation, form)
         self._form = form
-        self._generation = generation
-        self._request = request = generation.request
-        self._usage = Usage(request.prompts, request.prediction is not None)
         self._choices: dict[int, ReplyChoice] = {}
         self._head = {
-            "id": form.id_prefix + request.request_id, "object": form.chunk_object, "created": int(time.time()),
+            "id": form.id_prefix + self._request.request_id, "object": form.chunk_object, "created": int(time.time()),
             "model": generation.model,
         }  # fmt: skip
 
@@ -115,15 +109,6 @@ class ChoicesReply(Reply):
             wholes.append(self._form.whole(choice, logprobs))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
-
-    def encode(self, body: dict[str, Any]) -> bytes:
-        return b"data: " + orjson.dumps(body) + b"\n\n"
-
-    def beat(self) -> bytes:
-        return b": waiting\n\n"
-
-    def failure(self, fault: Fault) -> list[dict[str, Any]]:
-        return [self._form.error_body(fault, self._request.request_id)]
 
     def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
         """Returns the choice, and whether this is its first piece."""

@@ -40,6 +40,12 @@ class Reply(ABC):
     # Sent after the last event.
     stream_end: ClassVar[bytes] = b""
 
+    def __init__(self, generation: Generation, errors: Errors) -> None:
+        self._generation = generation
+        self._request = generation.request
+        self._errors = errors
+        self._usage = Usage(self._request.prompts, self._request.prediction is not None)
+
     @abstractmethod
     def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """Yields each round's events."""
@@ -47,17 +53,17 @@ class Reply(ABC):
     @abstractmethod
     async def whole(self) -> dict[str, Any]: ...
 
-    @abstractmethod
     def encode(self, body: dict[str, Any]) -> bytes:
-        """Encodes an event; called in the order of sending."""
+        """Encodes an event. Called in the order of sending."""
+        return b"data: %b\n\n" % orjson.dumps(body)
 
-    @abstractmethod
     def beat(self) -> bytes:
         """Returns what tells a waiting client that its request is alive."""
+        return b": waiting\n\n"
 
-    @abstractmethod
     def failure(self, fault: Fault) -> list[dict[str, Any]]:
         """Returns the events that end a stream early."""
+        return [self._errors.error_body(fault, self._request.request_id)]
 
 
 class Dialect(Errors, ABC):
@@ -74,43 +80,36 @@ class Dialect(Errors, ABC):
 
 
 class ItemsReply(Reply):
-    """An answer that is told as items, with named events."""
+    """An answer told as items."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._request = generation.request
+    def __init__(self, generation: Generation, errors: Errors) -> None:
+        super().__init__(generation, errors)
         self._items = Items()
-        self._usage = Usage(generation.request.prompts, generation.request.prediction is not None)
         self._finish: Finish | None = None
+        self._has_begun = False
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        async with aclosing(self._generation.rounds()) as rounds:
-            is_first = True
-            async for _, piece in rounds:
-                steps = self._read(piece, is_first)
-                events = self.begin() if is_first else []
-                is_first = False
-                await self.read_logprobs(piece)
-                events += (event for step in steps for event in self.spell(step))
-                yield [*events, *self.end(piece.finish)] if piece.finish is not None else events
+        async with aclosing(self._rounds()) as rounds:
+            async for piece, steps in rounds:
+                events = [*self.opening(), *(event for step in steps for event in self.spell(step))]
+                yield events if piece.finish is None else [*events, *self.end(piece.finish)]
 
     async def whole(self) -> dict[str, Any]:
-        async with aclosing(self._generation.rounds()) as rounds:
-            is_first = True
-            async for _, piece in rounds:
-                steps = self._read(piece, is_first)
-                is_first = False
-                await self.read_logprobs(piece)
+        async with aclosing(self._rounds()) as rounds:
+            async for _, steps in rounds:
                 for step in steps:
                     self.spell(step)
         return self.answer()
 
-    def encode(self, body: dict[str, Any]) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
+    def opening(self) -> list[dict[str, Any]]:
+        """Returns the events before the first item, once."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        return self.begin()
 
     @abstractmethod
-    def begin(self) -> list[dict[str, Any]]:
-        """Returns the events before the first item."""
+    def begin(self) -> list[dict[str, Any]]: ...
 
     async def read_logprobs(self, piece: Piece) -> None:
         """Gets each round before its steps are spelled."""
@@ -137,14 +136,23 @@ class ItemsReply(Reply):
             figures["left_out"] = list(tools.left_out)
         return {"paceline": figures}
 
-    def _read(self, piece: Piece, is_first: bool) -> list[Step]:
-        if is_first:
-            self._usage.begin(0, piece)
-        self._usage.count(len(piece.token_ids))
-        if piece.finish is not None:
-            self._finish = piece.finish
-            self._usage.finish(0, piece.finish)
-        return self._items.read(piece)
+    async def _rounds(self) -> AsyncGenerator[tuple[Piece, list[Step]], None]:
+        """Counts each round, and yields it with its steps."""
+        async with aclosing(self._generation.rounds()) as rounds:
+            async for _, piece in rounds:
+                # Awaited before any event is made: a beat in between would overtake it.
+                await self.read_logprobs(piece)
+                self._usage.begin(0, piece)
+                self._usage.count(len(piece.token_ids))
+                if piece.finish is not None:
+                    self._finish = piece.finish
+                    self._usage.finish(0, piece.finish)
+                yield piece, self._items.read(piece)
+
+
+def named_event(body: dict[str, Any]) -> bytes:
+    """Encodes an event that has its type as its name."""
+    return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
 
 class EventStream:

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import orjson
-
 from gateway.dialects.dialect import Dialect, ItemsReply
-from gateway.errors import Fault, FieldNames, bad_value
+from gateway.errors import FieldNames, bad_value
 from gateway.fields import get, whole_numbers
 from gateway.generation import Generation
 from gateway.items import Grown, Step
@@ -14,11 +12,8 @@ from gateway.requests import HttpRequest, Serving, parse_request, parse_sampling
 from paceline.infill import Infill
 from paceline.results import Finish
 
-# Sampling parameters by llama.cpp's names. It ignores fields that it does not know, and so do we: editors send many.
-SAMPLING = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty")},
-    "frequency_penalty": "frequency_penalty", "repeat_penalty": "repetition_penalty",
-}  # fmt: skip
+# As in other APIs. Unknown fields are ignored, as llama.cpp does: editors send many.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NUMBER = "a whole number"
 
 
@@ -35,16 +30,17 @@ class FillInTheMiddle(Dialect):
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
         body = whole_numbers(body)
         num_tokens = get(body, "n_predict", int, NUMBER, get(body, "max_tokens", int, NUMBER, -1))
-        given = {ours: body.get(name) for name, ours in SAMPLING.items()}
-        # -1 stands for none, of a seed as well.
-        given["seed"] = None if given["seed"] == -1 else given["seed"]
+        given = {name: body.get(name) for name in SAMPLING} | {"repetition_penalty": body.get("repeat_penalty")}
+        if given["seed"] == -1:
+            # A random one.
+            given["seed"] = None
         max_tokens = serving.deployment.target.max_model_len if num_tokens < 0 else num_tokens
         sampling = parse_sampling(given, serving.sampling_defaults, max_tokens=max_tokens)
         fields = get(body, "response_fields", list, "a list of names", [])
         return parse_request(
             {name: body.get(name) for name in ("stream", "speculation", "cache_salt", "request_id")},
             serving,
-            [parse_infill(body)],
+            [_parse_infill(body)],
             sampling,
             repeated={"response_fields": [str(each) for each in fields]},
         )
@@ -53,7 +49,7 @@ class FillInTheMiddle(Dialect):
         return InfillReply(generation, self)
 
 
-def parse_infill(body: Mapping[str, Any]) -> Infill:
+def _parse_infill(body: Mapping[str, Any]) -> Infill:
     """Raises Fault."""
     extra = []
     for at, each in enumerate(get(body, "input_extra", list, "a list of files", [])):
@@ -69,16 +65,6 @@ def parse_infill(body: Mapping[str, Any]) -> Infill:
 
 
 class InfillReply(ItemsReply):
-    def __init__(self, generation: Generation, dialect: Dialect) -> None:
-        super().__init__(generation)
-        self._dialect = dialect
-
-    def encode(self, body: dict[str, Any]) -> bytes:
-        return b"data: " + orjson.dumps(body) + b"\n\n"
-
-    def beat(self) -> bytes:
-        return b": waiting\n\n"
-
     def begin(self) -> list[dict[str, Any]]:
         return []
 
@@ -95,9 +81,6 @@ class InfillReply(ItemsReply):
         # Names with a slash are paths, and keys of the response as they are.
         found = {name: _at(whole, name.split("/")) for name in names}
         return {name: value for name, value in found.items() if value is not None}
-
-    def failure(self, fault: Fault) -> list[dict[str, Any]]:
-        return [self._dialect.error_body(fault, self._request.request_id)]
 
     def _answer(self) -> dict[str, Any]:
         finish, usage = self._finish, self._usage

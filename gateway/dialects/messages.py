@@ -5,19 +5,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gateway.conversation import Conversation
-from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply
+from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply, named_event
 from gateway.errors import REQUEST_ID_HEADER, Errors, Fault, FieldNames, bad_request, bad_value
-from gateway.fields import CHAT_NAMES, SAMPLING, check_body, check_keys, flag, get, whole_numbers
+from gateway.fields import CHAT_NAMES, OURS, check_body, check_keys, flag, get, whole_numbers
 from gateway.formats import NO_FORMAT, NamedFormat, schema_format
 from gateway.generation import Generation
 from gateway.items import Closed, Grown, Item, Kind, Opened, Step
 from gateway.requests import (
-    EFFORTS,
     HttpRequest,
     Serving,
+    hinted_options,
     parse_request,
     parse_sampling,
-    parse_template_options,
     parse_text_part,
 )
 from gateway.tools import OfferedTools, Offers
@@ -26,9 +25,7 @@ from paceline.results import Finish
 TAKEN = (
     "model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream", "output_config",
     "thinking",
-    # Ours, as in chats.
-    *(name for name in SAMPLING if name not in ("n", "stop")), "speculation", "prediction", "request_id", "cache_salt",
-    "chat_template_kwargs",
+    *OURS,
 )  # fmt: skip
 IGNORED = (
     "context_management", "metadata", "service_tier", "container", "betas", "cache_control", "speed", "inference_geo",
@@ -37,7 +34,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],)}
 OUTPUT_CONFIG = ("format", "effort")
 TOOL = ("type", "name", "description", "input_schema", "strict")
 TOOL_IGNORED = ("cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
-BLOCK_IGNORED = ("cache_control", "citations", "caller", "signature")
+BLOCK_IGNORED = ("cache_control", "citations", "caller")
 # Claude Code's first system block; it changes with each request, and cached prompts would be lost.
 BILLING_HEADER = "x-anthropic-billing-header:"
 # By OpenAI's status: Anthropic's, and its type of error.
@@ -75,18 +72,16 @@ class Messages(AnthropicErrors, Dialect):
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
         check_body(body, TAKEN, IGNORED, REFUSED)
         body = whole_numbers(body)
-        deployment = serving.deployment
         conversation = _parse_conversation(body)
         tools = _parse_tools(body, serving.tool_choice_default)
         config = get(body, "output_config", dict, "an object", {})
         check_keys(config, OUTPUT_CONFIG, "output_config")
         thinking = get(body, "thinking", dict, "an object", {})
         effort = "none" if thinking.get("type") == "disabled" else config.get("effort")
-        options = {"reasoning_effort": effort if effort in EFFORTS else None, **body}
         sampling = parse_sampling(
             {**body, "stop": body.get("stop_sequences")},
             serving.sampling_defaults,
-            max_tokens=get(body, "max_tokens", int, "a whole number", deployment.target.max_model_len),
+            max_tokens=get(body, "max_tokens", int, "a whole number", serving.deployment.target.max_model_len),
         )
         return parse_request(
             body,
@@ -96,7 +91,7 @@ class Messages(AnthropicErrors, Dialect):
             _parse_format(config),
             tools,
             conversation.names,
-            template_options=parse_template_options(options, deployment.tokenizer.chat_template),
+            template_options=hinted_options(body, effort, serving),
         )
 
     def reply(self, generation: Generation) -> "MessagesReply":
@@ -243,9 +238,8 @@ def _parse_format(config: Mapping[str, Any]) -> NamedFormat:
 
 
 class MessagesReply(ItemsReply):
-    def __init__(self, generation: Generation, errors: Errors) -> None:
-        super().__init__(generation)
-        self._errors = errors
+    def encode(self, body: dict[str, Any]) -> bytes:
+        return named_event(body)
 
     def begin(self) -> list[dict[str, Any]]:
         """Not before the tokens of the prompt are known: clients show them."""
@@ -288,9 +282,6 @@ class MessagesReply(ItemsReply):
         blocks = [_block(each) for each in self._items.all]
         return {**self._message(blocks, *_stop_reason(self._finish)), **self.paceline}
 
-    def failure(self, fault: Fault) -> list[dict[str, Any]]:
-        return [self._errors.error_body(fault, self._request.request_id)]
-
     def _message(self, blocks: list[dict[str, Any]], reason: str | None, stop: str | None) -> dict[str, Any]:
         return {
             "id": f"msg_{self._request.request_id}", "type": "message", "role": "assistant",
@@ -305,7 +296,7 @@ class MessagesReply(ItemsReply):
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": usage.completion_tokens if self._items.all or self._finish else 0,
+            "output_tokens": usage.completion_tokens,
         }
 
 

@@ -11,19 +11,18 @@ import orjson
 
 from gateway.conversation import Conversation
 from gateway.dialects.choices import finite
-from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply
-from gateway.errors import Fault, FieldNames, bad_request, bad_value
-from gateway.fields import CHAT_NAMES, SAMPLING, check_body, check_keys, flag, get, whole_numbers
+from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply, named_event
+from gateway.errors import Errors, Fault, FieldNames, bad_request, bad_value
+from gateway.fields import CHAT_NAMES, OURS, check_body, check_keys, flag, get, whole_numbers
 from gateway.formats import NO_FORMAT, NamedFormat, json_format, schema_format
 from gateway.generation import Generation
 from gateway.items import Closed, Grown, Item, Kind, Opened, Step
 from gateway.requests import (
-    EFFORTS,
     HttpRequest,
     Serving,
+    hinted_options,
     parse_request,
     parse_sampling,
-    parse_template_options,
     parse_text_parts,
 )
 from gateway.tools import CHOICES, OfferedTools, Offers, ToolName
@@ -32,9 +31,7 @@ from paceline.results import Finish, Piece
 TAKEN = (
     "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", "include",
     "max_output_tokens", "top_logprobs", "stream", "stream_options", "model", "metadata", "truncation",
-    # Ours, as in chats.
-    *(name for name in SAMPLING if name not in ("n", "stop")), "speculation", "prediction", "request_id", "cache_salt",
-    "chat_template_kwargs",
+    *OURS,
 )  # fmt: skip
 IGNORED = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
@@ -79,16 +76,14 @@ class Responses(Dialect):
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
         check_body(body, TAKEN, IGNORED, REFUSED)
         body = whole_numbers(body)
-        deployment = serving.deployment
         conversation = _parse_input(body)
         tools = _parse_tools(body, serving.tool_choice_default)
         reasoning = get(body, "reasoning", dict, "an object", {})
         effort = reasoning.get("effort")
-        options = {"reasoning_effort": effort if effort in EFFORTS else None, **body}
         sampling = parse_sampling(
             body,
             serving.sampling_defaults,
-            max_tokens=get(body, "max_output_tokens", int, "a whole number", deployment.target.max_model_len),
+            max_tokens=get(body, "max_output_tokens", int, "a whole number", serving.deployment.target.max_model_len),
             logprobs=self._num_likeliest(body),
         )
         return parse_request(
@@ -99,7 +94,7 @@ class Responses(Dialect):
             _parse_format(body),
             tools,
             conversation.names,
-            template_options=parse_template_options(options, deployment.tokenizer.chat_template),
+            template_options=hinted_options(body, effort, serving),
             session=get(body, "prompt_cache_key", str, "a string", ""),
             repeated={
                 **{name: _repeatable(name, body[name]) for name in REPEATED if body.get(name) is not None},
@@ -184,17 +179,16 @@ def _parse_item(conversation: Conversation, item: Any, field: str) -> None:
 def _read_answer(item: Mapping[str, Any], field: str) -> str:
     """Reads text and refusals: both were said."""
     content = item.get("content")
-    if not isinstance(content, list):
-        return parse_text_parts(content, f"{field}.content")
-    parts = [
-        {"type": "output_text", "text": part.get("refusal")}
-        if isinstance(part, dict) and part.get("type") == "refusal"
-        else {key: value for key, value in part.items() if key not in ("annotations", "logprobs")}
-        if isinstance(part, dict)
-        else part
-        for part in content
-    ]
-    return parse_text_parts(parts, f"{field}.content", TEXT_PARTS)
+    if isinstance(content, list):
+        content = [_as_text(part) for part in content]
+    return parse_text_parts(content, f"{field}.content", TEXT_PARTS)
+
+
+def _as_text(part: Any) -> Any:
+    match part:
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "output_text", "text": text}
+    return part
 
 
 def _read_thought(item: Mapping[str, Any], field: str) -> str:
@@ -294,27 +288,22 @@ def _parse_format(body: Mapping[str, Any]) -> NamedFormat:
 
 
 class ResponsesReply(ItemsReply):
-    def __init__(self, generation: Generation, dialect: Responses) -> None:
-        super().__init__(generation)
+    def __init__(self, generation: Generation, errors: Errors) -> None:
+        super().__init__(generation, errors)
         self._id = f"resp_{self._request.request_id}"
         self._created_s = int(time.time())
-        self._has_begun = False
         self._num_events = 0
         # Log-probabilities of tokens whose text is not out, and of the open text.
         self._ready: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
         self._output: list[dict[str, Any]] = []
-        self._status_of_fault = dialect.status_of
 
     def encode(self, body: dict[str, Any]) -> bytes:
         body["sequence_number"] = self._num_events
         self._num_events += 1
-        return super().encode(body)
+        return named_event(body)
 
     def begin(self) -> list[dict[str, Any]]:
-        if self._has_begun:
-            return []
-        self._has_begun = True
         return [
             {"type": kind, "response": self._response("in_progress")}
             for kind in ("response.created", "response.in_progress")
@@ -323,7 +312,7 @@ class ResponsesReply(ItemsReply):
     def beat(self) -> bytes:
         """Repeats an event: Codex does not count comments."""
         again = [{"type": "response.in_progress", "response": self._response("in_progress")}]
-        return b"".join(map(self.encode, self.begin() or again))
+        return b"".join(map(self.encode, self.opening() or again))
 
     async def read_logprobs(self, piece: Piece) -> None:
         if self._request.sampling.logprobs is None:
@@ -385,13 +374,12 @@ class ResponsesReply(ItemsReply):
     def failure(self, fault: Fault) -> list[dict[str, Any]]:
         code = fault.code if fault.code in ("rate_limit_exceeded", "context_length_exceeded") else "server_error"
         response = self._response("failed") | {"error": {"code": code, "message": fault.message}}
-        return [*self.begin(), {"type": "response.failed", "response": {**response, "output": self._output}}]
+        return [*self.opening(), {"type": "response.failed", "response": {**response, "output": self._output}}]
 
     def _close(self, item: Item, place: dict[str, Any]) -> list[dict[str, Any]]:
         done = self._item(item)
         self._output.append(done)
         if item.kind is Kind.CALL:
-            name = {"name": done["name"]}
             if done["type"] == "custom_tool_call":
                 text = done["input"]
                 events = [
@@ -399,8 +387,8 @@ class ResponsesReply(ItemsReply):
                     {"type": "response.custom_tool_call_input.done", **place, "input": text},
                 ]
             else:
-                arguments = {**name, "arguments": item.text}
-                events = [{"type": "response.function_call_arguments.done", **place, **arguments}]
+                whole = {**place, "name": done["name"], "arguments": item.text}
+                events = [{"type": "response.function_call_arguments.done", **whole}]
         else:
             part = {**place, "content_index": 0, "part": done["content"][0]}
             if item.kind is Kind.TEXT:

@@ -8,7 +8,7 @@ import orjson
 from gateway.dialects.dialect import Dialect, EventStream
 from gateway.generation import Generation
 from gateway.requests import HttpRequest, Serving
-from paceline.results import Deployment, Finish, Model, Piece, Speculation, Timing, ToolCallDelta
+from paceline.results import Deployment, Finish, Model, Piece, Speculation, Timing, TokenLogprobs, ToolCallDelta
 from paceline.speculation import SpeculationParams
 
 MODEL = Model("tiny", "float32", "none", "float32", "cpu", 99, 64, True)
@@ -22,12 +22,16 @@ def end(reason: str = "stop", **more: Any) -> Finish:
 
 
 def piece(
-    text: str = "", calls: Sequence[ToolCallDelta] = (), reasoning: str = "", finish: Finish | None = None
+    text: str = "",
+    calls: Sequence[ToolCallDelta] = (),
+    reasoning: str = "",
+    finish: Finish | None = None,
+    logprobs: Sequence[TokenLogprobs] = (),
 ) -> Piece:
     """Returns a round with a token, of a prompt of 9 tokens of which 4 were cached."""
     return Piece(
         text, [1], "T", [len(text)], reasoning=reasoning, tool_calls=list(calls), prompt_tokens=9,
-        cached_prompt_tokens=4, finish=finish,
+        cached_prompt_tokens=4, finish=finish, logprobs=list(logprobs),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Events of Responses and Messages, judged by the packages of OpenAI and Anthropic."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any, get_args
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, cast, get_args
 
 import anthropic
 import anthropic.types
@@ -18,8 +18,9 @@ from gateway.dialects.chat import Chat
 from gateway.dialects.dialect import Dialect, EventStream
 from gateway.dialects.messages import Messages
 from gateway.dialects.responses import Responses
+from gateway.router import TokenText, TokenTexts
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, Excess, InvalidArgument, ResourceExhausted, Unavailable
-from paceline.results import Piece, ToolCallDelta
+from paceline.results import Piece, TokenLogprobs, ToolCallDelta
 from tests.gateway.scripted import SERVING, ScriptedGeneration, end, piece, read_event, stream, whole
 from tests.gateway.test_items import answers
 
@@ -278,6 +279,34 @@ async def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None
             assert kinds.count("message_start") == 1
             assert anthropic_snapshot(events).content[0].text == "x"
         assert bool(comments) == isinstance(dialect, Chat)
+
+
+async def test_a_beat_does_not_overtake_the_first_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities wait for the texts of tokens; beats do not."""
+    monkeypatch.setattr(dialect_module, "OPEN_AFTER_S", 0.01)
+    monkeypatch.setattr(dialect_module, "BEAT_S", 0.01)
+
+    class Slow(ScriptedGeneration):
+        async def load_texts(self, ids: Iterable[int]) -> None:
+            await asyncio.sleep(0.1)
+
+    asked = RESPONSES.parse({**INPUT, "top_logprobs": 1, "stream": True}, SERVING)
+    logprobs = [TokenLogprobs(-1.0, [1], [-1.0])]
+    generation = Slow(asked, [piece("x", logprobs=logprobs), piece(logprobs=logprobs, finish=end())])
+    generation.texts = cast(TokenTexts, {1: TokenText("x", b"x")})
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    await EventStream(RESPONSES.reply(generation), RESPONSES, {}, send).run()
+    events = [read_event(each) for each in b"".join(sent).decode().split("\n\n") if each]
+    kinds = [each["type"] for each in events]
+    assert (kinds.index("response.created"), kinds.count("response.created")) == (0, 1)
+    assert kinds[-1] == "response.completed"
+    [delta] = [each for each in events if each["type"] == "response.output_text.delta"]
+    assert [each["token"] for each in delta["logprobs"]] == ["x"]
+    openai_snapshot(events)
 
 
 async def silent_stream(dialect: Dialect, body: dict[str, Any]) -> list[str]:
