@@ -114,6 +114,18 @@ def embedded_pair(host: Host) -> Trio:
 
 
 @pytest.fixture(scope="session")
+def fill_in_trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    """Three services over a tiny random model with Qwen's fill-in-the-middle tokens."""
+    # It imports torch.
+    from tests.fill_in import write_fill_in_model
+
+    folder = tmp_path_factory.mktemp("fill_in")
+    write_fill_in_model(folder)
+    flags = ("--model", str(folder), "--kv-cache-memory", "16MiB")
+    return host.trio(flags, flags)
+
+
+@pytest.fixture(scope="session")
 def prompts() -> list[str]:
     """The project's own prompts, first turns."""
     path = Path(__file__).parent / "data" / "prompts.jsonl"

@@ -18,6 +18,7 @@ from gateway.config import GatewaySettings
 from gateway.http import HttpConnection
 from tests.clients.clients import DONE, Client
 from tests.clients.scripted import BLOCK_TOKENS, MODEL, Fault, Script, ScriptedCoordinator, Turn
+from tests.gateway.fake_coordinator import serve
 from tests.services import free_port
 
 TIMEOUT_S = 150
@@ -169,7 +170,7 @@ def judge(run: Run, client: Client, name: str) -> str | None:
 async def harness(folder: Path) -> AsyncIterator[Harness]:
     with tempfile.TemporaryDirectory() as sockets:
         coordinator, address = ScriptedCoordinator(), f"unix:{sockets}/coordinator.sock"
-        server = await coordinator.serve(address)
+        server = await serve(coordinator, address)
         # Clients learn at once that a coordinator is away.
         settings = GatewaySettings(coordinators=address, retry_timeout=0)
         recorder, port = Recorder(make_app(settings), coordinator), free_port()

@@ -163,13 +163,6 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
         end.finish.completion_tokens = num_tokens
         yield end
 
-    async def serve(self, address: str) -> grpc.aio.Server:
-        server = grpc.aio.server()
-        generation_pb2_grpc.add_GenerationServicer_to_server(self, server)
-        server.add_insecure_port(address)
-        await server.start()
-        return server
-
 
 def _pieces(text: str, is_cut: bool = False) -> Iterator[str]:
     end = len(text) // 2 if is_cut else len(text)

@@ -9,8 +9,7 @@ from paceline.errors import InvalidArgument
 from paceline.infill import Infill
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
-from tests.fill_in import QWEN, make_backend, write_fill_in_model
-from tests.hosted import Host
+from tests.fill_in import QWEN, make_backend
 from tests.services import Trio
 
 ASK = Infill("def f(x):\n    return ", "\n", (("g.py", "y = 1\n"),), "x +")
@@ -23,20 +22,12 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
-    folder = tmp_path_factory.mktemp("fill_in")
-    write_fill_in_model(folder)
-    flags = ("--model", str(folder), "--kv-cache-memory", "16MiB")
-    return host.trio(flags, flags)
-
-
 @pytest.mark.parametrize("end", QWEN)
 @pytest.mark.parametrize("variant", VARIANTS)
-async def test_a_middle_ends_with_any_token_of_the_format(trio: Trio, variant: str, end: str) -> None:
+async def test_a_middle_ends_with_any_token_of_the_format(fill_in_trio: Trio, variant: str, end: str) -> None:
     # The likeliest token by far, once it may come: both servers ban it before.
     ending = SamplingParams(max_tokens=12, min_tokens=5, logit_bias={IDS[end]: 100.0})
-    async with AsyncClient(trio.address) as client:
+    async with AsyncClient(fill_in_trio.address) as client:
         done = await client.complete(ASK, ending, VARIANTS[variant])
         plain = await client.complete(ASK, ending, VARIANTS["off"])
         endless = await client.complete(ASK, replace(ending, ignore_eos=True), VARIANTS[variant])
@@ -51,14 +42,14 @@ async def test_a_middle_ends_with_any_token_of_the_format(trio: Trio, variant: s
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=1.0, seed=5)]
 )
-async def test_drafts_change_no_middle(trio: Trio, sampling: SamplingParams) -> None:
-    async with AsyncClient(trio.address) as client:
+async def test_drafts_change_no_middle(fill_in_trio: Trio, sampling: SamplingParams) -> None:
+    async with AsyncClient(fill_in_trio.address) as client:
         found = [(await client.complete(ASK, sampling, each)).token_ids for each in VARIANTS.values()]
     assert found[1:] == found[:1] * (len(VARIANTS) - 1)
 
 
-async def test_the_prompt_is_that_of_tokenize(trio: Trio) -> None:
-    async with AsyncClient(trio.address) as client:
+async def test_the_prompt_is_that_of_tokenize(fill_in_trio: Trio) -> None:
+    async with AsyncClient(fill_in_trio.address) as client:
         ids = await client.tokenize(ASK)
         middle = await client.complete(ASK, SamplingParams(max_tokens=20))
         raw = await client.complete(ids, SamplingParams(max_tokens=20))

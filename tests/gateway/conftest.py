@@ -10,7 +10,7 @@ import pytest
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from tests.gateway.fake_coordinator import FakeCoordinator
+from tests.gateway.fake_coordinator import FakeCoordinator, serve
 from tests.hosted import Host, HostedService
 from tests.services import Trio, free_port
 
@@ -65,7 +65,7 @@ async def http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
 @pytest.fixture
 async def coordinator(tmp_path: Path) -> AsyncIterator[FakeCoordinator]:
     fake = FakeCoordinator()
-    server = await fake.serve(f"unix:{tmp_path}/coordinator.sock")
+    server = await serve(fake, f"unix:{tmp_path}/coordinator.sock")
     yield fake
     await server.stop(0)
 

@@ -55,9 +55,10 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
             end.finish.speculation.forced = 1
             yield end
 
-    async def serve(self, address: str) -> grpc.aio.Server:
-        server = grpc.aio.server()
-        generation_pb2_grpc.add_GenerationServicer_to_server(self, server)
-        server.add_insecure_port(address)
-        await server.start()
-        return server
+
+async def serve(servicer: generation_pb2_grpc.GenerationServicer, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server()
+    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server

@@ -10,9 +10,7 @@ import pytest
 from paceline.client import AsyncClient
 from paceline.infill import Infill
 from paceline.sampling import SamplingParams
-from tests.fill_in import write_fill_in_model
 from tests.gateway.conftest import OpenDoor
-from tests.hosted import Host
 from tests.services import Trio
 
 PREFIX, SUFFIX = "def f(x):\n", "\nprint(f(1))\n"
@@ -31,17 +29,9 @@ ASK = Infill(PREFIX, SUFFIX, (("g.py", "y = 1\n"),), "    return ")
 GREEDY = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
-    folder = tmp_path_factory.mktemp("fill_in")
-    write_fill_in_model(folder)
-    flags = ("--model", str(folder), "--kv-cache-memory", "16MiB")
-    return host.trio(flags, flags)
-
-
 @pytest.fixture
-async def editor(open_door: OpenDoor, trio: Trio) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=open_door(trio).url, timeout=60, verify=False) as client:
+async def editor(open_door: OpenDoor, fill_in_trio: Trio) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=open_door(fill_in_trio).url, timeout=60, verify=False) as client:
         yield client
 
 
@@ -59,10 +49,10 @@ async def test_llama_vim_is_answered(editor: httpx2.AsyncClient) -> None:
     assert again["tokens_cached"] > 0
 
 
-async def test_the_middle_is_that_of_the_python_client(editor: httpx2.AsyncClient, trio: Trio) -> None:
+async def test_the_middle_is_that_of_the_python_client(editor: httpx2.AsyncClient, fill_in_trio: Trio) -> None:
     asked = {**LLAMA_VIM, "temperature": 0, "response_fields": None}
     whole = (await editor.post("/infill", json=asked)).json()
-    async with AsyncClient(trio.address) as client:
+    async with AsyncClient(fill_in_trio.address) as client:
         expected = await client.complete(ASK, SamplingParams(max_tokens=12, top_k=40, top_p=0.99))
     assert expected.finish is not None
     assert whole["content"] == expected.text
