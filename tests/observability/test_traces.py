@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.dialects.completions import Completions
-from gateway.dialects.dialect import EventStream, Reply
-from gateway.errors import Fault
+from gateway.dialects.dialect import EventStream
 from gateway.telemetry import RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
@@ -23,6 +21,7 @@ from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2_grpc
+from tests.gateway.scripted import SERVING, ScriptedGeneration, piece
 from tests.observability.collector import Collector, Received
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, Watched
 
@@ -227,25 +226,10 @@ async def test_what_failed_says_so_with_its_code(watched: Watched) -> None:
 
 
 async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collector: Collector) -> None:
-    class Broken(Reply):
-        async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-            yield [{}]
-            raise Unavailable("the coordinator is gone")
-
-        async def whole(self) -> dict[str, Any]:
-            return {}
-
-        def encode(self, body: dict[str, Any]) -> bytes:
-            return b""
-
-        def beat(self) -> bytes:
-            return b""
-
-        def failure(self, fault: Fault) -> list[dict[str, Any]]:
-            return []
-
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(Broken(), Completions(), {}, send).run()
+        request = Completions().parse({"prompt": "x", "stream": True}, SERVING)
+        generation = ScriptedGeneration(request, [piece("a"), Unavailable("the coordinator is gone")])
+        await EventStream(Completions().reply(generation), Completions(), {}, send).run()
 
     async def faulty(scope: Scope, receive: Receive, send: Send) -> None:
         raise ValueError(SECRET)
