@@ -31,7 +31,7 @@ class TracedDraft:
 class RoundTrace:
     # 0 for the round of the prompt.
     round: int
-    # "model", "ngram", "suffix", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
+    # "model", "ngram", "suffix", "quoted", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
     drafter: str
     reason: str
     # Requested from the drafter.

@@ -5,7 +5,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.model import make_model, make_model_or_ngram
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.drafters.suffix import make_suffix
+from coordinator.drafters.suffix import make_lookups
 
 # From this match length on, n-grams are about as accurate as a good draft model. Order 2 alone never reaches it.
 LONG_MATCH = 2
@@ -35,8 +35,7 @@ def _fixed(resources: Resources, request: Request) -> HybridDrafter:
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:
-    lookups = [make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
-    return DrafterSet(lookups, make_model(resources, request))
+    return DrafterSet(make_lookups(resources, request), make_model(resources, request))
 
 
 FACTORY = Factory(_fixed, _adaptive)

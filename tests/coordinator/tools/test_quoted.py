@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.drafters.copying import CopyingDrafter
+from coordinator.drafters.quoted import QuotedDrafter
 from coordinator.drafters.suffix import SuffixDrafter
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools import quoted
@@ -83,9 +85,9 @@ async def test_a_result_is_tokenized_once(tokenizer: Tokenizer, monkeypatch: pyt
     assert len(seen) == 4
 
 
-async def tokens_per_forward(tokenizer: Tokenizer, prompt: str, answer: str, texts: list[list[int]]) -> float:
+async def tokens_per_forward(drafter: CopyingDrafter, tokenizer: Tokenizer, prompt: str, answer: str) -> float:
     """Simulates a model that writes `answer` without a fault."""
-    drafter, context = SuffixDrafter(None, texts), make_context(tokenizer.encode(prompt))
+    context = make_context(tokenizer.encode(prompt))
     expected = tokenizer.encode(answer, add_special_tokens=False)
     num_forwards, at = 0, 0
     while at < len(expected):
@@ -102,9 +104,23 @@ async def tokens_per_forward(tokenizer: Tokenizer, prompt: str, answer: str, tex
 async def test_a_file_that_was_read_is_copied_into_a_json_string(tokenizer: Tokenizer) -> None:
     call = json.dumps({"name": "write", "arguments": {"path": "a.py", "content": CODE}}, ensure_ascii=False)
     texts = await QuotedResults(tokenizer).read(results(numbered(CODE)))
-    without, found = [await tokens_per_forward(tokenizer, numbered(CODE), call, each) for each in ([], texts)]
+    drafters = SuffixDrafter(None), QuotedDrafter(texts)
+    without, found = [await tokens_per_forward(each, tokenizer, numbered(CODE), call) for each in drafters]
     assert found > 10
     assert found > 3 * without
+
+
+async def test_an_argument_begins_like_the_newest_result(tokenizer: Tokenizer) -> None:
+    drafter = QuotedDrafter(await QuotedResults(tokenizer).read(results("an old one", CODE)))
+    context = make_context(tokenizer.encode("Write."))
+    decide(context, tokenizer.encode('{"path":', add_special_tokens=False))
+    assert await drafter.candidates(context, 1) == [("quoted", 1)]
+    decide(context, tokenizer.encode(' "a.py", "content":', add_special_tokens=False))
+    drafts = (await drafter.propose(context, NUM_DRAFTS)).tokens
+    assert len(drafts) == NUM_DRAFTS
+    assert (" " + json.dumps(CODE)).startswith(tokenizer.decode_with_offsets(drafts, False)[0])
+    # The path was none.
+    assert (("quoted", 1), False) in drafter.take_hits()
 
 
 TOOL = {
@@ -121,7 +137,7 @@ async def test_look_up_text_changes_no_token(embedded_pair: Trio) -> None:
         {"role": "tool", "content": numbered(CODE[:400]), "tool_call_id": "call_1"},
     ]
     sampling = SamplingParams(max_tokens=80, temperature=0.8, seed=1)
-    suffix = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8)
+    suffix = SpeculationParams(drafter=Drafter.SUFFIX)
     async with AsyncClient(embedded_pair.address) as client:
         plain, drafted = await asyncio.gather(
             *(
