@@ -298,8 +298,10 @@ class Link(Generic[Command, Answer]):
         self._check_version(card)
         self._check_card(card)
         call = stub.Session()
-        if _decoded(await call.read()) is grpc.aio.EOF:
+        if (first := _decoded(await call.read())) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
+        if first.hello.instance_id != card.instance_id:
+            raise Unavailable("the server was started again while the coordinator connected")
         self.card = card
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.epoch += 1

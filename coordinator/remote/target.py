@@ -160,6 +160,7 @@ IDENTITY = {
     "kv_cache_dtype": "KV cache dtype",
     "device": "device",
     "max_model_len": "maximum length",
+    "arithmetic": "arithmetic (kind of processor, or version of its libraries)",
 }
 
 

@@ -9,6 +9,16 @@ from paceline.engine.scheduling.step import StepRunner
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCheck:
+    """What the check of batch invariance found."""
+
+    # Names of the parts that are not batch invariant.
+    variant_parts: list[str]
+    # Hex digest of the results: others on a processor whose instructions round differently.
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     """A model on its device."""
 
@@ -18,8 +28,7 @@ class Backend:
     num_blocks: int
     # Tokens in a block.
     block_size: int
-    # Names of the parts that are not batch invariant.
-    batch_variant_parts: list[str]
+    check: BatchCheck
     # The most further steps that one program runs (`Job.multi_step_specs`).
     multi_steps: int = 0
 

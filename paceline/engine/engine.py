@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.backend import BuildBackend
+from paceline.engine.backend import BatchCheck, BuildBackend
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
@@ -39,8 +39,7 @@ class Engine:
     num_masks: int
     # Draft steps that one program can run after the first.
     multi_steps: int
-    # Names of the parts that are not batch invariant.
-    batch_variant_parts: list[str]
+    check: BatchCheck
     # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
     measure_forward_times: Callable[[], list[tuple[int, float]]]
 
@@ -94,7 +93,7 @@ def build_engine(
         weights_fingerprint=loaded.weights_fingerprint,
         num_masks=known_masks,
         multi_steps=backend.multi_steps,
-        batch_variant_parts=backend.batch_variant_parts,
+        check=backend.check,
         measure_forward_times=measure,
     )
 

@@ -68,7 +68,7 @@ async def _serve(
         log.info(
             "%s: %s (%s, %s) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
             name, settings.model, settings.dtype, settings.quantization, address, settings.tls.said,
-            engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.batch_variant_parts,
+            engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.check.variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)
@@ -103,10 +103,10 @@ async def _load(
         )
 
     engine = await loop.run_in_executor(device_thread, build)
-    if engine.batch_variant_parts and role.batch_invariant:
+    if engine.check.variant_parts and role.batch_invariant:
         log.warning(
             "results depend on the rest of the batch (%s): output may differ with and without speculation",
-            ", ".join(engine.batch_variant_parts),
+            ", ".join(engine.check.variant_parts),
         )
     registry.register(EngineState(engine))
     return engine

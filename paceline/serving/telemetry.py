@@ -65,7 +65,7 @@ class EngineState(Collector):
         yield GaugeMetricFamily(
             "paceline_batch_invariant",
             "1 if results did not depend on the rest of the batch when the server started.",
-            float(not self._engine.batch_variant_parts),
+            float(not self._engine.check.variant_parts),
         )
 
     def _cache(self) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
-from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
+from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantised.instructions import DOT
@@ -104,14 +104,14 @@ def build_cpu(
     if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):
         progress(f"quantised weights are multiplied with {DOT.name}")
     progress("checking batch invariance")
-    dependent = find_batch_variant_parts(model, block_size)
+    check = check_batch_invariance(model, block_size)
     attention = model.make_cache(num_blocks, block_size)
     runner = CpuRunner(model, attention)
     pin_workers()
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    return Backend(runner, attention.copy_blocks, num_blocks, block_size, dependent)
+    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check)
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:

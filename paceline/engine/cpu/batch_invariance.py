@@ -1,14 +1,17 @@
 """Checks that a token's result does not depend on the rest of the batch.
 
-Otherwise greedy output differs with speculation. It depends on processor and torch version, so it is checked at load.
+Otherwise greedy output differs with speculation. It depends on processor and torch version, so it is checked at load. The
+results themselves depend on them too: their digest tells whether two servers compute the same tokens.
 """
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
+from paceline.engine.backend import BatchCheck
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
@@ -24,25 +27,26 @@ NUM_BLOCKS = 9
 
 
 @torch.inference_mode()
-def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
-    """Returns the names of the parts that are not batch invariant.
-
-    Runs the first layer and the head on random rows, together and in parts.
-    """
-    generator = torch.Generator(device="cpu").manual_seed(0)
+def check_batch_invariance(model: CpuLlama, block_size: int) -> BatchCheck:
+    """Runs the first layer and the head on random rows, together and in parts."""
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
-    x = bits_of(torch.randn(num_rows, model.config.hidden_size, generator=generator).to(model.dtype))
+    # Uniform: normally distributed numbers would differ between processors themselves.
+    values = np.random.default_rng(0).random((num_rows, model.config.hidden_size), dtype=np.float32)
+    x = bits_of(torch.from_numpy(4 * values - 2).to(model.dtype))
     layer = _OneLayer(model, -(-num_rows // block_size), block_size)
-    dependent = []
-    if _depends_on_batch(layer.run, x):
-        dependent.append("decoder layer")
-    if _depends_on_batch(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
-        dependent.append("head")
-    return dependent
+    variant_parts, digest = [], hashlib.blake2b(digest_size=8)
+    parts = {"decoder layer": (layer.run, x), "head": (lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS])}
+    for name, (run, rows) in parts.items():
+        whole = run(rows, 0)
+        # As many in every block size.
+        digest.update(np.ascontiguousarray(whole[:NUM_ROWS]).tobytes())
+        if _depends_on_batch(run, rows, whole):
+            variant_parts.append(name)
+    return BatchCheck(variant_parts, digest.hexdigest())
 
 
-def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
-    whole = run(x, 0)
+def _depends_on_batch(run: Callable[[Array, int], Array], x: Array, whole: Array) -> bool:
+    """`whole`: what `run` returns for all of `x`."""
     return not all(
         np.array_equal(run(x[first : first + split], first), whole[first : first + split])
         for split in SPLITS

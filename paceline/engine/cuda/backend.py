@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
-from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
+from paceline.engine.cuda.batch_invariance import check_batch_invariance
 from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
@@ -87,12 +87,12 @@ def build_on(
     # One more block, which no sequence holds (see `forward_plan`).
     attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
     progress("checking batch invariance")
-    dependent = find_batch_variant_parts(model, attention, batch_invariant, device)
+    check = check_batch_invariance(model, attention, batch_invariant, device)
     runner = CudaRunner(model, attention, batch_invariant, graph_shapes, device)
     started_s = time.monotonic()
     runner.warm_up(progress)
     progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
-    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent, role.multi_steps)
+    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, role.multi_steps)
 
 
 def _cache(

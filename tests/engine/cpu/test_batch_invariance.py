@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
+from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.cpu.llama import CpuLlama
 from tests.engine.feeding import Feeder, Rows, load_llama
@@ -189,7 +189,7 @@ def test_rows_far_into_a_long_context_have_the_same_bits(model: CpuLlama) -> Non
 
 
 def test_the_check_at_load_finds_nothing_on_this_machine(model: CpuLlama) -> None:
-    assert find_batch_variant_parts(model, BLOCK_SIZE) == []
+    assert check_batch_invariance(model, BLOCK_SIZE).variant_parts == []
 
 
 class RowDependent:
@@ -206,17 +206,17 @@ class RowDependent:
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 @pytest.mark.parametrize("max_model_len", [5, 100, 512])
 def test_the_check_at_load_fits_any_block_size_and_maximum_length(block_size: int, max_model_len: int) -> None:
-    assert find_batch_variant_parts(load_llama("dummy:tiny", max_model_len=max_model_len), block_size) == []
+    assert check_batch_invariance(load_llama("dummy:tiny", max_model_len=max_model_len), block_size).variant_parts == []
 
 
 @pytest.mark.parametrize("part", ["qkv", "output", "gate_up", "down"])
 def test_the_check_at_load_finds_a_row_dependent_linear(part: str) -> None:
     model = load_llama("dummy:tiny")
     setattr(model.layers[0], part, RowDependent(getattr(model.layers[0], part)))
-    assert find_batch_variant_parts(model, 16) == ["decoder layer"]
+    assert check_batch_invariance(model, 16).variant_parts == ["decoder layer"]
 
 
 def test_the_check_at_load_finds_a_row_dependent_head() -> None:
     model = load_llama("dummy:tiny")
     model.head.linear = RowDependent(model.head.linear)
-    assert find_batch_variant_parts(model, 16) == ["head"]
+    assert check_batch_invariance(model, 16).variant_parts == ["head"]

@@ -50,7 +50,7 @@ def test_the_cache_takes_what_its_share_leaves() -> None:
     assert f"({backend.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
     assert budget.endswith("reserve 256 MiB: 512 MiB of 512 (0.5 of 1,024)")
     assert backend.block_size == 16
-    assert backend.batch_variant_parts == []
+    assert backend.check.variant_parts == []
 
 
 @pytest.mark.slow
