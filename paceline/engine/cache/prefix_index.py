@@ -3,20 +3,8 @@
 A block's digest covers all these tokens, so equal digests mean equal keys and values.
 """
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection
-
-
-def first_digest(salt: str) -> bytes:
-    """Returns the digest of no tokens. Contexts with different salts share no blocks."""
-    # `person` keeps salts apart from tokens: otherwise a salt could collide with a block's tokens.
-    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
-
-
-def extend_digest(before: bytes, tokens: list[int]) -> bytes:
-    return hashlib.blake2b(before + array("Q", tokens).tobytes(), digest_size=16).digest()
 
 
 class PrefixIndex:

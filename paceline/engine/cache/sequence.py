@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.digests import extend_digest, first_digest
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.prefix_index import extend_digest, first_digest
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams

@@ -2,7 +2,7 @@
 
 from array import array
 
-from paceline.engine.cache.prefix_index import extend_digest, first_digest
+from paceline.digests import extend_digest, first_digest
 
 # Tokens whose eight bytes each are characters.
 TOKENS = [(index * 7 + 3) % 128 + 256 * (index * 5 % 128) for index in range(16)]
