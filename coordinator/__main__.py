@@ -17,7 +17,8 @@ from coordinator.kept_prompt import KeptPrompt
 from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
+from coordinator.remote.link import DRAFT, TARGET
+from coordinator.remote.pool import DraftPool, Pool, TargetPool
 from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
@@ -30,6 +31,7 @@ from paceline.keys import KeyRing
 from paceline.observability.exposition import exposed, new_registry
 from paceline.observability.spans import Spans
 from paceline.observability.traces import traced
+from paceline.rpc.members import Members
 from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
@@ -50,19 +52,19 @@ async def serve(settings: CoordinatorSettings) -> None:
 async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spans: Spans) -> None:
     ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
-    target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
-    links: list[Link] = [target]
+    target = Pool(TARGET, Members("target", settings.target), SameModel().check, settings.servers_tls)
+    pools: list[Pool] = [target]
     try:
         files, card = await _wait_for_target(target, settings.connect_timeout)
         tokenizer = Tokenizer(files)
         grammars = GrammarEngine(files["tokenizer.json"], card.vocab_size, card.eos_token_ids)
-        draft = _draft_link(settings, card)
+        draft = _draft_pool(settings, card)
         if draft is not None:
-            links.append(draft)
+            pools.append(draft)
             await _wait_for_draft(draft, settings.connect_timeout)
         metrics = CoordinatorMetrics(registry)
         generations = _generations(settings, target, draft, tokenizer, card, metrics)
-        registry.register(CoordinatorState(generations.admission, links, generations.unread))
+        registry.register(CoordinatorState(generations.admission, pools, generations.unread))
         defaults = settings.speculation_defaults
         generations.policies.check(defaults.drafter)
         reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
@@ -84,18 +86,19 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         log.info("coordinator: draining for up to %.0f s", DRAIN_S)
         await server.stop(DRAIN_S)
     finally:
-        for link in links:
-            await link.stop()
+        for pool in pools:
+            await pool.stop()
 
 
-def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftLink | None:
+def _draft_pool(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftPool | None:
     if settings.draft == "none":
         return None
-    return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
+    members = Members("draft", settings.draft)
+    return Pool(DRAFT, members, lambda _, card: check_same_tokenizer(card, target), settings.servers_tls)
 
 
 def _generations(
-    settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
+    settings: CoordinatorSettings, target: TargetPool, draft: DraftPool | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
     active = ActiveGenerations()
@@ -110,7 +113,7 @@ def _generations(
     return Generations(
         target=target,
         tokenizer=tokenizer,
-        admission=Admission(settings.max_num_seqs, settings.max_queue_size, card.total_blocks * card.block_size),
+        admission=Admission(settings.max_num_seqs, settings.max_queue_size, lambda: target.num_cache_tokens),
         policies=Policies(
             Resources(draft, custom, recent, settings.ngram_shape),
             Experience(CostModel(active, lambda: target.forward_times)),
@@ -123,7 +126,7 @@ def _generations(
     )
 
 
-async def _follow(target: TargetLink, server: Server) -> None:
+async def _follow(target: TargetPool, server: Server) -> None:
     while True:
         await server.set_serving(target.is_up)
         await asyncio.sleep(READINESS_S)
@@ -142,24 +145,23 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
     )
 
 
-async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[dict[str, bytes], model_pb2.ModelCard]:
+async def _wait_for_target(target: TargetPool, timeout_s: float) -> tuple[dict[str, bytes], model_pb2.ModelCard]:
     """Returns the target's tokenizer files and card."""
-    target.start()
     try:
+        await target.start(timeout_s)
         await target.wait_usable(timeout_s)
     except Unavailable as error:
         raise ConfigError(str(error)) from error
-    assert target.channel is not None
-    assert target.card is not None
+    assert target.card is not None, "a target is up"
     files: dict[str, bytes] = {}
     async for piece in target_pb2_grpc.TargetStub(target.channel).Tokenizer(target_pb2.TokenizerRequest()):
         files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
     return files, target.card
 
 
-async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:
-    draft.start()
+async def _wait_for_draft(draft: DraftPool, timeout_s: float) -> None:
     try:
+        await draft.start(timeout_s)
         await draft.wait_usable(timeout_s)
     except Unavailable as error:
         raise ConfigError(f"{error}; start one, or use --draft none") from error

@@ -18,12 +18,13 @@ FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: int) -> None:
-        """`cache_tokens`: the target's capacity."""
+    def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: Callable[[], int]) -> None:
+        """`cache_tokens` returns the targets' capacity, which changes as they come and go."""
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
-        self._free_tokens = cache_tokens
+        self._cache_tokens = cache_tokens
+        self._used_tokens = 0
         # Waiting generations in order of arrival, with the cache tokens each needs.
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._hold_s = FIRST_HOLD_S
@@ -70,15 +71,16 @@ class Admission:
 
     def _has_capacity(self, num_tokens: int) -> bool:
         """Lets a generation larger than the whole cache run alone; the target may refuse it."""
-        return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
+        has_room = self._used_tokens + num_tokens <= self._cache_tokens() or self.running == 0
+        return self.running < self.max_num_seqs and has_room
 
     def _admit(self, num_tokens: int) -> None:
         self.running += 1
-        self._free_tokens -= num_tokens
+        self._used_tokens += num_tokens
 
     def _release(self, num_tokens: int) -> None:
         self.running -= 1
-        self._free_tokens += num_tokens
+        self._used_tokens -= num_tokens
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:

@@ -7,7 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.drafters.ngram_table import NgramShape, parse_orders
 from paceline.errors import InvalidArgument
-from paceline.rpc.channel import check_address
+from paceline.rpc.members import Members
 from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, LocalPath, ServiceSettings, as_value_error
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
@@ -22,10 +22,10 @@ MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
 MIN_UNREAD_BYTES = 1 << 20
 
 
-def _check_server(address: str) -> str:
-    if address != "none":
-        as_value_error(lambda: check_address("address", address))
-    return address
+def _check_servers(text: str) -> str:
+    if text != "none":
+        as_value_error(lambda: Members("address", text))
+    return text
 
 
 def _check_draft_tokens(text: str) -> str:
@@ -44,7 +44,7 @@ def _check_drafter(name: str) -> str:
     return name
 
 
-ServerAddress = Annotated[str, AfterValidator(_check_server)]
+ServerAddresses = Annotated[str, AfterValidator(_check_servers)]
 
 
 class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
@@ -60,11 +60,14 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
-    draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
-    target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
+    draft: ServerAddresses = Field(
+        "127.0.0.1:50051",
+        description="draft servers, or none: addresses separated by commas, dns:NAME:PORT or file:PATH",
+    )
+    target: ServerAddresses = Field("127.0.0.1:50052", description="target servers, likewise")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     target_timeout: float = Field(
-        120.0, gt=0, description="seconds a generation waits for an unreachable target server"
+        120.0, gt=0, description="seconds a generation waits while no target server is reachable"
     )
     max_num_seqs: int = Field(256, ge=1, description="maximum number of running generations")
     max_queue_size: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")

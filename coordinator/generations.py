@@ -11,7 +11,8 @@ from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import TargetLink
+from coordinator.remote.place import Place, TargetPlace
+from coordinator.remote.pool import Member, TargetPool
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round
 from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
@@ -27,7 +28,7 @@ Answer = UnreadAnswer[Choice]
 class Generations:
     """Runs generations. `target_timeout_s`: how long to wait for an unreachable target."""
 
-    target: TargetLink
+    target: TargetPool
     tokenizer: Tokenizer
     admission: Admission
     policies: Policies
@@ -59,12 +60,12 @@ class Generations:
             self._hand_over(answer, choice, None)
             span.add(choice, error)
 
-    async def read(self, request: Request) -> None:
-        """Reads a prompt into the target's cache; the request's max_tokens is 0."""
+    async def read(self, request: Request, member: Member) -> None:
+        """Reads a prompt into a target's cache; the request's max_tokens is 0."""
         choice = Choice(0, request, self.tokenizer)
         async with (
             self.admission.slot(self._num_cache_tokens(request)),
-            contextlib.aclosing(self._generate(choice)) as rounds,
+            contextlib.aclosing(self._generate(choice, member)) as rounds,
         ):
             async for _ in rounds:
                 pass
@@ -85,16 +86,19 @@ class Generations:
                     emission = replace(emission, trace=self._trace(choice, emission))
                 self._hand_over(answer, choice, emission)
 
-    def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
+    def _generate(self, choice: Choice, member: Member | None = None) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
-        target = RemoteTarget(self.target, request, self.target_timeout_s)
+        target = RemoteTarget(self._place(choice, member), request, self.target_timeout_s)
         return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         has_read = partial(self.active.has_read, choice)
         return beam_search(
-            choice.context, self.target, self.target_timeout_s, self.policies.resources, choice.stats, has_read
+            choice.context, self._place(choice), self.target_timeout_s, self.policies.resources, choice.stats, has_read
         )
+
+    def _place(self, choice: Choice, member: Member | None = None) -> TargetPlace:
+        return Place(self.target, choice.context.tokens, choice.context.request.cache_salt, member)
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Deferred, so that the next round's command is sent before this round's text.

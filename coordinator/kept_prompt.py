@@ -1,6 +1,6 @@
 """Keeps a prompt in the target's cache across restarts: a coding agent's first takes minutes to read.
 
-The first prompt with tools is recorded in a file. Whenever the target comes up, the file's prompt is read before anybody
+The first prompt with tools is recorded in a file. Whenever a target comes up, the file's prompt is read before anybody
 waits for it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from coordinator.context import Request
-from coordinator.remote.link import TargetLink
+from coordinator.remote.pool import Member, TargetPool
 from paceline.errors import ConfigError, PacelineError
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
@@ -38,21 +38,23 @@ class KeptPrompt:
         content = {"model": self._model, "cache_salt": request.cache_salt, "token_ids": request.prompt}
         self._writing = asyncio.create_task(asyncio.to_thread(_write, self._path, json.dumps(content)))
 
-    async def keep(self, target: TargetLink, read: Callable[[Request], Awaitable[None]]) -> None:
-        """Reads the prompt each time the target has come up. `read`: into the target's cache."""
-        epoch = None
+    async def keep(self, targets: TargetPool, read: Callable[[Request, Member], Awaitable[None]]) -> None:
+        """Reads the prompt each time a target has come up. `read`: into that target's cache."""
+        epochs: dict[Member, int] = {}
         while True:
-            if self._request is not None and target.is_up and target.epoch != epoch:
+            for member in list(targets.members) if self._request is not None else ():
+                if not member.is_serving or epochs.get(member) == member.link.epoch:
+                    continue
                 # What has just been recorded is cached.
-                if epoch is not None or self._writing is None:
-                    await self._read_into_cache(read)
-                epoch = target.epoch
+                if member in epochs or self._writing is None:
+                    await self._read_into_cache(read, member)
+                epochs[member] = member.link.epoch
             await asyncio.sleep(INTERVAL_S)
 
-    async def _read_into_cache(self, read: Callable[[Request], Awaitable[None]]) -> None:
+    async def _read_into_cache(self, read: Callable[[Request, Member], Awaitable[None]], member: Member) -> None:
         assert self._request is not None
         try:
-            await read(self._request)
+            await read(self._request, member)
         except PacelineError as error:
             log.warning("kept prompt: not read: %s", error)
         else:

@@ -9,7 +9,7 @@ import paceline
 from coordinator.context import Request
 from coordinator.generations import Answer, Generations
 from coordinator.kept_prompt import KeptPrompt
-from coordinator.remote.link import DraftLink
+from coordinator.remote.pool import DraftPool
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
 from coordinator.telemetry import RequestSpan, log_refusal
@@ -29,7 +29,7 @@ class GenerationServicer:
 
     def __init__(
         self,
-        draft: DraftLink | None,
+        draft: DraftPool | None,
         requests: RequestReader,
         generations: Generations,
         defaults: SpeculationParams,
@@ -122,7 +122,7 @@ class GenerationServicer:
     @property
     def _card(self) -> model_pb2.ModelCard:
         if self._target.card is None:
-            raise Unavailable(f"the target server at {self._target.address} is not available")
+            raise Unavailable(f"no target server at {self._target.address} is available")
         return self._target.card
 
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.admission import Admission
 from coordinator.context import Request
-from coordinator.remote.link import Link
+from coordinator.remote.pool import Pool
 from coordinator.responses import Choice
 from coordinator.unread import UnreadAnswers
 from paceline.observability.exposition import LONG_S, SHORT_S
@@ -111,9 +111,9 @@ class CoordinatorMetrics:
 class CoordinatorState(Collector):
     """Gauges read at scrape time."""
 
-    def __init__(self, admission: Admission, links: Sequence[Link], unread: UnreadAnswers) -> None:
+    def __init__(self, admission: Admission, pools: Sequence[Pool], unread: UnreadAnswers) -> None:
         self._admission = admission
-        self._links = links
+        self._pools = pools
         self._unread = unread
 
     def collect(self) -> Iterator[Metric]:
@@ -128,18 +128,29 @@ class CoordinatorState(Collector):
             "paceline_unread_answer_bytes", "Bytes of responses that clients have not read.", self._unread.num_bytes
         )
         up = GaugeMetricFamily(
-            "paceline_server_up", "Whether a model server is connected and responding.", labels=["server"]
+            "paceline_server_up", "Whether a model server is connected and responding.", labels=["server", "address"]
         )
         connections = CounterMetricFamily(
             "paceline_server_connections",
             "Connections made to a model server; each after the first is a reconnect.",
-            labels=["server"],
+            labels=["server", "address"],
         )
-        for link in self._links:
-            up.add_metric([link.kind.name], float(link.is_up and not link.is_silent))
-            connections.add_metric([link.kind.name], link.epoch)
-        yield up
-        yield connections
+        placed = GaugeMetricFamily(
+            "paceline_server_generations",
+            "Generations that have a cache at a model server.",
+            labels=["server", "address"],
+        )
+        moves = CounterMetricFamily(
+            "paceline_moves", "Generations that went on at another server of the same kind.", labels=["server"]
+        )
+        for pool in self._pools:
+            moves.add_metric([pool.kind.name], pool.num_moves)
+            for member in pool.members:
+                labels = [pool.kind.name, member.link.address]
+                up.add_metric(labels, float(member.is_serving))
+                connections.add_metric(labels, member.link.epoch)
+                placed.add_metric(labels, member.num_placed)
+        yield from (up, connections, placed, moves)
 
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):

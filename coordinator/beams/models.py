@@ -16,7 +16,7 @@ from coordinator.beams.hypotheses import Beams, NextTokens, Tokens
 from coordinator.context import Request
 from coordinator.drafters.drafter import Resources
 from coordinator.remote.branches import Branches, Scored, guess, score
-from coordinator.remote.link import Link
+from coordinator.remote.place import Place, TargetPlace
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import NO_VERIFY_REPORT, VerifyReport
 from paceline.errors import PacelineError
@@ -36,11 +36,12 @@ class Verified:
 
 
 class TargetBeams:
-    def __init__(self, link: Link, request: Request, timeout_s: float) -> None:
-        self._link = link
+    def __init__(self, place: TargetPlace, request: Request, timeout_s: float) -> None:
+        """`place`: of all hypotheses, which share the prompt."""
+        self._place = place
         self._prompt = request.prompt
         self._timeout_s = timeout_s
-        self._branches = Branches(RemoteSequence(link, request), len(request.prompt))
+        self._branches = Branches(RemoteSequence(place, request), len(request.prompt))
 
     async def verify(
         self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
@@ -53,7 +54,7 @@ class TargetBeams:
         asked = [path for path in paths if path in wanted]
         scored: list[Scored] = await _gather(
             score(
-                self._link, sequences[path], [*self._prompt, *path], len(path) - num_decided, num_next, self._timeout_s
+                self._place, sequences[path], [*self._prompt, *path], len(path) - num_decided, num_next, self._timeout_s
             )
             for path in asked
         )
@@ -71,6 +72,7 @@ class TargetBeams:
 
     def release(self) -> None:
         self._branches.release()
+        self._place.release()
 
 
 @dataclass(slots=True)
@@ -87,15 +89,16 @@ class DraftBeams:
         assert resources.draft is not None, "beams are drafted only with a draft server"
         # At temperature 1 the model reports its own probabilities.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
-        self._branches = Branches(RemoteSequence(resources.draft, request, sampling), len(request.prompt))
-        self._link, self._deadline, self._prompt = resources.draft, resources.deadline, request.prompt
+        self._place = Place(resources.draft, request.prompt, request.cache_salt)
+        self._branches = Branches(RemoteSequence(self._place, request, sampling), len(request.prompt))
+        self._deadline, self._prompt = resources.deadline, request.prompt
         self._num_steps = num_steps
         self._is_available = True
 
     async def draft(self, beams: Beams) -> Drafted:
         drafted, searched = Drafted(), copy.copy(beams)
         while self._is_available and len(drafted.levels) < self._num_steps:
-            if not self._link.is_up or self._link.is_silent:
+            if not self._place.is_serving and not self._place.move():
                 break
             try:
                 next_tokens = await self._ask([each.tokens for each in searched.live], searched.rules.num_next, drafted)
@@ -123,6 +126,7 @@ class DraftBeams:
 
     def release(self) -> None:
         self._branches.release()
+        self._place.release()
 
 
 def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | None:

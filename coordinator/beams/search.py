@@ -12,14 +12,14 @@ from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, NextToken
 from coordinator.beams.models import DraftBeams, Drafted, TargetBeams, make_draft_beams
 from coordinator.context import Context, Emission, Request, no_token_allowed
 from coordinator.drafters.drafter import Resources
-from coordinator.remote.link import Link
+from coordinator.remote.place import TargetPlace
 from coordinator.reports import DraftReport
 from coordinator.stats import GenerationStats
 
 
 def beam_search(
     context: Context,
-    target: Link,
+    place: TargetPlace,
     timeout_s: float,
     resources: Resources,
     stats: GenerationStats,
@@ -28,7 +28,7 @@ def beam_search(
     """`has_read` is called when the target has read the prompt, long before the first emission."""
     request = context.request
     draft = make_draft_beams(resources, request)
-    return search(context, draft, TargetBeams(target, request, timeout_s), stats, has_read)
+    return search(context, draft, TargetBeams(place, request, timeout_s), stats, has_read)
 
 
 async def search(

@@ -13,7 +13,8 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
-from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes, Link
+from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes
+from coordinator.remote.pool import DraftPool
 from paceline.speculation import Drafter as DrafterName
 
 
@@ -115,7 +116,7 @@ class NoDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    draft: Link | None = None
+    draft: DraftPool | None = None
     custom: Callable[[Request], Drafter] | None = None
     recent: RecentAnswers | None = None
     ngram_shape: NgramShape = DEFAULT_SHAPE

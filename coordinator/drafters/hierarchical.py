@@ -12,7 +12,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Rates, Resources
 from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.remote.link import Link
+from coordinator.remote.place import DraftPlace, Place
 
 # Prior rates of right guesses, by the length of the n-gram match.
 PRIOR_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
@@ -27,8 +27,8 @@ class HierarchicalDrafter(RemoteDrafter):
 
     name = "hierarchical"
 
-    def __init__(self, link: Link, request: Request, deadline: DraftDeadline, ngram: NgramDrafter) -> None:
-        super().__init__(link, request, deadline)
+    def __init__(self, place: DraftPlace, request: Request, deadline: DraftDeadline, ngram: NgramDrafter) -> None:
+        super().__init__(place, request, deadline)
         self._ngram = ngram
         self._rates = Rates(_prior_rate, PRIOR_WEIGHT, DECAY)
 
@@ -73,7 +73,8 @@ def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, Hierarc
     ngram = NgramDrafter(resources.ngram_shape)
     if resources.draft is None:
         return ngram, None
-    return ngram, HierarchicalDrafter(resources.draft, request, resources.deadline, ngram)
+    place = Place(resources.draft, request.prompt, request.cache_salt)
+    return ngram, HierarchicalDrafter(place, request, resources.deadline, ngram)
 
 
 def _fixed(resources: Resources, request: Request) -> Drafter:

@@ -14,7 +14,8 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.remote.link import ForwardTimes, Link
+from coordinator.remote.link import ForwardTimes
+from coordinator.remote.place import DraftPlace, Place
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport
 from paceline.checks import require, require_at_most
@@ -34,14 +35,14 @@ class RemoteDrafter(ModelDrafter):
     name = "model"
     has_confidence = True
 
-    def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
-        self._link = link
+    def __init__(self, place: DraftPlace, request: Request, deadline: DraftDeadline) -> None:
+        self._place = place
         self._deadline = deadline
         self._target_vocab_size = request.vocab_size
         # Under a grammar the draft server takes one step after the other.
         self._is_guided = request.grammar is not None
         speculation, sampling = request.speculation, request.sampling
-        self._sequence = RemoteSequence(link, request, speculation.draft_sampling(sampling))
+        self._sequence = RemoteSequence(place, request, speculation.draft_sampling(sampling))
         self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
@@ -53,28 +54,28 @@ class RemoteDrafter(ModelDrafter):
         self._round_start = 0
 
     def absence(self, context: Context) -> str:
-        if not self._link.is_up:
-            return "draft server away"
         # An attempt with a silent server would wait for the whole timeout.
-        if self._link.is_silent or time.monotonic() < self._paused_until_s:
+        if not self._place.is_serving and not self._place.move():
+            return "draft server in trouble" if self._place.link.is_up else "draft server away"
+        if time.monotonic() < self._paused_until_s:
             return "draft server in trouble"
-        card = self._link.card
+        card = self._place.link.card
         if self._is_guided and card is not None and card.grammar_engine != GRAMMAR_ENGINE:
             return f"the draft server does not have {GRAMMAR_ENGINE}"
         return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
 
     @property
     def times(self) -> ForwardTimes:
-        return self._link.forward_times
+        return self._place.link.forward_times
 
     @property
     def num_at_once(self) -> int:
-        card = self._link.card
+        card = self._place.link.card
         return 1 if card is None or self._is_guided else card.num_mask_tokens + 1
 
     @property
     def stops_early(self) -> bool:
-        card = self._link.card
+        card = self._place.link.card
         return card is not None and (self._is_guided or card.num_mask_tokens == card.multi_steps == 0)
 
     async def propose(
@@ -130,8 +131,12 @@ class RemoteDrafter(ModelDrafter):
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"the draft timed out after {wait.seconds:.1f} s"
-            log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
-            self._paused_until_s = time.monotonic() + self._pause_s
+            # A second failure in a row has other reasons than one server.
+            if self._pause_s == FIRST_PAUSE_S and self._place.move():
+                log.info("drafting goes on at %s: %s", self._place.link.address, reason)
+            else:
+                log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
+                self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
             return Proposal(report=DraftReport(reason="draft server in trouble"))
         self._pause_s = FIRST_PAUSE_S
@@ -152,18 +157,19 @@ class RemoteDrafter(ModelDrafter):
 
     def release(self) -> None:
         self._sequence.release()
+        self._place.release()
 
     def _capacity(self, context: Context) -> int:
         """Returns how many draft tokens fit: k of them feed n + k - 1 tokens."""
-        card = self._link.card
+        card = self._place.link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
     def _check(self, proposal: Proposal, num_asked: int) -> None:
         """Raises InvalidArgument for excess tokens and unknown ids."""
-        assert self._link.card is not None, "the server answered"
+        assert self._place.link.card is not None, "the server answered"
         require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
         # Vocabularies with the same tokens may be padded to different sizes.
-        vocab_size = min(self._link.card.vocab_size, self._target_vocab_size)
+        vocab_size = min(self._place.link.card.vocab_size, self._target_vocab_size)
         worst = max(proposal.tokens, default=0)
         if proposal.supports:
             worst = max(worst, *(int(support.max()) for support in proposal.supports))
@@ -252,7 +258,10 @@ class StandbyDrafter(Drafter):
 
 
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
-    return None if resources.draft is None else RemoteDrafter(resources.draft, request, resources.deadline)
+    if resources.draft is None:
+        return None
+    place = Place(resources.draft, request.prompt, request.cache_salt)
+    return RemoteDrafter(place, request, resources.deadline)
 
 
 def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:

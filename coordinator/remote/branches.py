@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from coordinator.remote.link import Answer, Command, TargetLink
-from coordinator.remote.sequence import RemoteSequence, retry_until
+from coordinator.remote.link import Answer, Command
+from coordinator.remote.place import TargetPlace
+from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require
 from paceline.rpc.messages import draft_mode_to_message, floats_from_bytes, rule_to_message
 from paceline.speculation import DraftMode, Rule
@@ -78,7 +79,7 @@ class Scored:
 
 
 async def score(
-    target: TargetLink,
+    place: TargetPlace,
     sequence: RemoteSequence[target_pb2.TargetCommand, target_pb2.Verdict],
     tokens: list[int],
     num_drafts: int,
@@ -101,7 +102,7 @@ async def score(
         verify.rule = rule_to_message(Rule.MATCH)
         verify.logprobs = num_next
 
-    answer = await retry_until(target, timeout_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
+    answer = await place.retry(timeout_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
     ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
     require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
     pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))

@@ -34,6 +34,12 @@ DESCRIBE_S = 10.0
 # The kind of answer after which more follow.
 PART = "prompt_logprobs"
 
+Card = model_pb2.ModelCard
+# A server's command and its answer.
+TargetCommand = target_pb2.TargetCommand
+TargetAnswer = target_pb2.Verdict
+DraftCommand = draft_pb2.DraftCommand
+DraftAnswer = draft_pb2.Proposal
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
 Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
 OnPart = Callable[[target_pb2.Logprobs], None]
@@ -149,8 +155,12 @@ class Link(Generic[Command, Answer]):
         address: str,
         check_card: Callable[[model_pb2.ModelCard], None],
         tls: Tls = NO_TLS,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection."""
+        """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection.
+
+        `on_change` is called when the server has come up or was refused.
+        """
         self.kind = kind
         self.address = address
         self._tls = tls
@@ -158,10 +168,12 @@ class Link(Generic[Command, Answer]):
         self.forward_times = UNKNOWN_TIMES
         self.epoch = 0
         self._check_card = check_card
+        self._on_change = on_change
         # An attribute for speed: read several times per round.
         self.is_up = False
         self._came_up = asyncio.Event()
-        self._was_refused = asyncio.Event()
+        # Whether its last card was unsuitable.
+        self.is_refused = False
         # Set while a caller waits for the server; shortens the back-off.
         self._is_wanted = asyncio.Event()
         self._last_error = "not reached yet"
@@ -198,31 +210,40 @@ class Link(Generic[Command, Answer]):
     def is_silent(self) -> bool:
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
+    @property
+    def num_block_tokens(self) -> int:
+        """Returns the tokens in a block of its cache; 1 while nothing is known of it."""
+        return self.card.block_size if self.card is not None else 1
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Returns the capacity of its cache; 0 while nothing is known of it."""
+        return self.card.total_blocks * self.card.block_size if self.card is not None else 0
+
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable with the last error."""
         if self.is_up:
             # Fast path: saves a task and a timer in every round.
             return
-        self._is_wanted.set()
+        self.want()
         try:
             await asyncio.wait_for(self._came_up.wait(), timeout_s)
         except TimeoutError:
-            raise Unavailable(
-                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._last_error}"
-            ) from None
+            raise Unavailable(self.absence) from None
 
-    async def wait_usable(self, timeout_s: float) -> None:
-        """Raises ConfigError at once for an unsuitable server."""
-        up = asyncio.create_task(self.wait_up(timeout_s))
-        refused = asyncio.create_task(self._was_refused.wait())
-        try:
-            await asyncio.wait((up, refused), return_when=asyncio.FIRST_COMPLETED)
-            if not up.done():
-                raise ConfigError(self._last_error)
-            up.result()
-        finally:
-            up.cancel()
-            refused.cancel()
+    def want(self) -> None:
+        """Tries to connect soon: somebody waits."""
+        self._is_wanted.set()
+
+    @property
+    def absence(self) -> str:
+        """Returns why the server is not up, for users."""
+        if self.is_refused:
+            return self._last_error
+        return (
+            f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): "
+            f"{self._last_error}"
+        )
 
     def new_sequence_id(self) -> int:
         self._next_sequence_id += 1
@@ -269,11 +290,14 @@ class Link(Generic[Command, Answer]):
                     self.channel = channel
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
+                self.is_refused = False
                 self._last_error = f"{error.code().name}: {error.details()}"
             except PacelineError as error:
                 self._last_error = str(error)
-                if isinstance(error, ConfigError):
-                    self._was_refused.set()
+                self.is_refused = isinstance(error, ConfigError)
+                if self.is_refused:
+                    log.warning("%s", error)
+                    self._on_change()
             except Exception as error:
                 # Without this task, requests would wait forever.
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
@@ -308,6 +332,8 @@ class Link(Generic[Command, Answer]):
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
         self._came_up.set()
+        self.is_refused = False
+        self._on_change()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
         watchdog = asyncio.create_task(self._watchdog(call))
@@ -376,7 +402,3 @@ def _decoded(message: Any) -> Any:
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message
-
-
-TargetLink = Link[target_pb2.TargetCommand, target_pb2.Verdict]
-DraftLink = Link[draft_pb2.DraftCommand, draft_pb2.Proposal]

@@ -1,35 +1,29 @@
-"""A generation's cache on one server, of which only the length is known.
+"""A generation's cache on a server, of which only the length is known.
 
     tokens[:length]   in the server's cache
     tokens[length:]   the tail (uncached tokens), sent with the next command
 
-Prefill, catching up and replay differ only in the tail's length. After a cache error the length is corrected and the
+Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length is corrected and the
 command sent again.
 """
 
 import asyncio
 import copy
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart, TargetLink
-from paceline.errors import PacelineError, ResourceExhausted, Unavailable
+from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart
+from coordinator.remote.place import Place
+from paceline.errors import PacelineError, Unavailable
 from paceline.rpc.messages import open_to_message
 from paceline.sampling import SamplingParams
 from paceline.v1 import draft_pb2, target_pb2
 
 # Consecutive corrections of the length before a command fails.
 MAX_CORRECTIONS = 8
-FIRST_PAUSE_S = 0.02
-MAX_PAUSE_S = 1.0
-# Minimum wait: a server that was away for long may be back.
-LAST_ATTEMPT_S = 1.0
 
-
-T = TypeVar("T")
 SomeCommand = TypeVar("SomeCommand", contravariant=True)
 
 
@@ -38,8 +32,11 @@ class Fill(Protocol[SomeCommand]):
 
 
 class RemoteSequence(Generic[Command, Answer]):
-    def __init__(self, link: Link[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
-        self.link = link
+    def __init__(self, place: Place[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
+        """`place`: shared by the sequence's forks."""
+        self._place = place
+        # The server that has it, or had it.
+        self._link: Link[Command, Answer] = place.link
         self._open = open_to_message(
             sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
             request.traceparent, request.grammar_text,
@@ -73,7 +70,7 @@ class RemoteSequence(Generic[Command, Answer]):
             tail = tokens[position:]
             try:
                 filled = partial(fill, position=position, tail=tail)
-                answer = await self.link.request(self._sequence_id, filled, on_part)
+                answer = await self._link.request(self._sequence_id, filled, on_part)
             except CacheError as error:
                 # Evicted, or an earlier command failed: use the server's length.
                 self._correct(min(error.cache_length, self.length))
@@ -88,7 +85,7 @@ class RemoteSequence(Generic[Command, Answer]):
                 raise
             self._length = position + len(tail) + count_drafts(answer)
             return answer
-        raise Unavailable(f"the {self.link.kind.name} server's cache stayed inconsistent: {last_error}")
+        raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def truncate(self, length: int) -> None:
         """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
@@ -102,51 +99,41 @@ class RemoteSequence(Generic[Command, Answer]):
         if min(length, self.length) > 0:
             forked._ensure_open()
             forked._length = min(length, self.length)
-            self.link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
+            self._link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
         return forked
 
     def release(self) -> None:
         """Frees the server's blocks and cancels commands."""
-        if self._is_open:
-            self.link.send(self._sequence_id, lambda command: command.release.SetInParent())
+        self._leave()
         self._epoch, self._length = 0, 0
 
     @property
     def _is_open(self) -> bool:
-        return self._epoch != 0 and self._epoch == self.link.epoch and self.link.is_up
+        return self._link is self._place.link and self._is_held
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the server that had it has it."""
+        return self._epoch != 0 and self._epoch == self._link.epoch and self._link.is_up
+
+    def _leave(self) -> None:
+        if self._is_held:
+            self._link.send(self._sequence_id, lambda command: command.release.SetInParent())
 
     def _ensure_open(self) -> None:
         if self._is_open:
             return
-        self._sequence_id = self.link.new_sequence_id()
-        self._epoch, self._length = self.link.epoch, 0
+        self._leave()
+        self._link = self._place.link
+        self._sequence_id = self._link.new_sequence_id()
+        self._epoch, self._length = self._link.epoch, 0
         # Not awaited: if it fails, so does the next command.
-        self.link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
+        self._link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
 
     def _correct(self, length: int) -> None:
         if self._is_open:
-            self.link.send(self._sequence_id, lambda command: _fill_truncate(command, length))
+            self._link.send(self._sequence_id, lambda command: _fill_truncate(command, length))
         self._length = length
-
-
-async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the server is away or has no capacity, for up to `timeout_s`.
-
-    The time counts from when the server went away, or queued requests would wait for it one after the other. Later callers
-    get one attempt.
-    """
-    deadline_s = time.monotonic() + timeout_s - link.away_s
-    pause_s = FIRST_PAUSE_S
-    while True:
-        if not link.is_up:
-            await link.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
-        try:
-            return await attempt()
-        except (Unavailable, ResourceExhausted):
-            if time.monotonic() + pause_s > deadline_s:
-                raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(MAX_PAUSE_S, pause_s * 2)
 
 
 def _ending_ids(request: Request) -> tuple[int, ...]:

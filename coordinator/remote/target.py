@@ -7,8 +7,8 @@ import numpy as np
 
 from coordinator.acceptance import PositionLogprobs, Proposal, Verdict
 from coordinator.context import Context, Request
-from coordinator.remote.link import TargetLink
-from coordinator.remote.sequence import RemoteSequence, retry_until
+from coordinator.remote.place import TargetPlace
+from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import VerifyReport
 from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
@@ -19,11 +19,11 @@ from paceline.v1 import model_pb2, target_pb2
 
 
 class RemoteTarget:
-    """One generation's sequence on the target server."""
+    """One generation's sequence on a target server."""
 
-    def __init__(self, link: TargetLink, request: Request, timeout_s: float) -> None:
-        self._link = link
-        self._sequence = RemoteSequence(link, request)
+    def __init__(self, place: TargetPlace, request: Request, timeout_s: float) -> None:
+        self._place = place
+        self._sequence = RemoteSequence(place, request)
         self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
         self._lenience = request.speculation.lenience
@@ -55,11 +55,12 @@ class RemoteTarget:
             if num_prompt_logprobs is not None:
                 verify.prompt_logprobs = num_prompt_logprobs
 
-        answer = await retry_until(
-            self._link,
+        answer = await self._place.retry(
             self._timeout_s,
             lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal), parts.append),
         )
+        if context.num_generated == 0:
+            self._place.learn_cached(answer.cached_tokens)
         verdict = verdict_from_answer(answer, proposal, rule, self._lenience)
         if not self._scores:
             return verdict
@@ -89,6 +90,7 @@ class RemoteTarget:
 
     def release(self) -> None:
         self._sequence.release()
+        self._place.release()
 
 
 def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
@@ -165,19 +167,18 @@ IDENTITY = {
 
 
 class SameModel:
-    """Refuses a target that reconnects with another model: the tokenizer and running generations are the first model's."""
+    """Refuses targets with another model than the first: tokenizer and running generations are that one's."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self) -> None:
         self._first: model_pb2.ModelCard | None = None
 
-    def check(self, card: model_pb2.ModelCard) -> None:
+    def check(self, address: str, card: model_pb2.ModelCard) -> None:
         """Raises ConfigError naming the difference."""
         first = self._first = self._first or card
         for field, name in IDENTITY.items():
             before, now = getattr(first, field), getattr(card, field)
             if before != now:
                 raise ConfigError(
-                    f"the target server at {self._address} came back with another {name}: {now!r} in place of {before!r} "
-                    f"({card.name!r}, before {first.name!r}); start the coordinator again to use it"
+                    f"the target server at {address} has another {name}: {now!r} in place of {before!r} "
+                    f"({card.name!r}, at first {first.name!r}); start the coordinator again to use it"
                 )

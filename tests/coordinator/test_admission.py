@@ -48,7 +48,7 @@ async def settle() -> None:
 
 
 async def test_as_many_run_as_there_are_places() -> None:
-    crowd = Crowd(Admission(max_num_seqs=2, max_queue_size=9, cache_tokens=1000))
+    crowd = Crowd(Admission(max_num_seqs=2, max_queue_size=9, cache_tokens=lambda: 1000))
     for name in "abc":
         await crowd.enter(name, 10)
     assert crowd.inside == ["a", "b"]
@@ -57,7 +57,7 @@ async def test_as_many_run_as_there_are_places() -> None:
 
 
 async def test_as_many_run_as_the_cache_has_room_for() -> None:
-    crowd = Crowd(Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=100))
+    crowd = Crowd(Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=lambda: 100))
     for name, num_tokens in (("a", 60), ("b", 40), ("c", 50), ("d", 10)):
         await crowd.enter(name, num_tokens)
     assert crowd.inside == ["a", "b"], "d is small enough, but c was here first"
@@ -68,7 +68,7 @@ async def test_as_many_run_as_the_cache_has_room_for() -> None:
 
 
 async def test_who_needs_more_than_there_is_runs_alone() -> None:
-    admission = Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=100)
+    admission = Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=lambda: 100)
     crowd = Crowd(admission)
     await crowd.enter("a", 10)
     await crowd.enter("giant", 500)
@@ -81,7 +81,7 @@ async def test_who_needs_more_than_there_is_runs_alone() -> None:
 
 
 async def test_who_gives_up_waiting_holds_nobody_up() -> None:
-    admission = Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=100)
+    admission = Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=lambda: 100)
     crowd = Crowd(admission)
     for name, num_tokens in (("a", 60), ("b", 90), ("c", 30)):
         await crowd.enter(name, num_tokens)
@@ -96,7 +96,7 @@ async def test_who_gives_up_waiting_holds_nobody_up() -> None:
 @pytest.mark.parametrize("names", ["abcdef", "fedcba", "acebdf", "bcdef", "abef"])
 async def test_any_number_may_give_up_at_once(names: str) -> None:
     """As when a proxy dies: a place that comes free is not given to those who are going too."""
-    admission = Admission(max_num_seqs=2, max_queue_size=9, cache_tokens=100)
+    admission = Admission(max_num_seqs=2, max_queue_size=9, cache_tokens=lambda: 100)
     crowd = Crowd(admission)
     for name in "abcdef":
         await crowd.enter(name, 10)
@@ -109,7 +109,7 @@ async def test_any_number_may_give_up_at_once(names: str) -> None:
 
 
 async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
-    crowd = Crowd(Admission(max_num_seqs=1, max_queue_size=1, cache_tokens=100))
+    crowd = Crowd(Admission(max_num_seqs=1, max_queue_size=1, cache_tokens=lambda: 100))
     await crowd.enter("a", 10)
     await crowd.enter("b", 10)
     with pytest.raises(ResourceExhausted, match="1 generations are running and 1 waiting") as refused:

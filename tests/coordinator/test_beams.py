@@ -1,6 +1,6 @@
 """The arithmetic of beam search is transformers', on a tiny random model, for many widths, penalties and ends."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -150,8 +150,11 @@ async def test_what_a_format_excludes_is_no_candidate() -> None:
     async def feed(*arguments: object) -> target_pb2.Verdict:
         return answer
 
-    link, sequence = SimpleNamespace(away_s=0, is_up=True), SimpleNamespace(truncate=lambda length: None, feed=feed)
-    scored = await score(cast(Any, link), cast(Any, sequence), [1, 2, 3], num_drafts=2, num_next=2, timeout_s=1)
+    async def retry(timeout_s: float, attempt: Callable[[], Awaitable[target_pb2.Verdict]]) -> target_pb2.Verdict:
+        return await attempt()
+
+    place, sequence = SimpleNamespace(retry=retry), SimpleNamespace(truncate=lambda length: None, feed=feed)
+    scored = await score(cast(Any, place), cast(Any, sequence), [1, 2, 3], num_drafts=2, num_next=2, timeout_s=1)
     assert [[token for token, _ in row] for row in scored.next_tokens] == [[5, 6], [7], []]
 
 

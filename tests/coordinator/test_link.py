@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from coordinator.remote.link import TARGET, Link
+from coordinator.remote.pool import Pool
 from paceline.errors import ConfigError, OutOfRange, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, SPLIT_BYTES
+from paceline.rpc.members import Members
 from paceline.rpc.messages import PROTOCOL_VERSION, open_to_message
 from paceline.rpc.server import Server
 from paceline.sampling import (
@@ -191,9 +193,12 @@ async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> Non
 
 
 async def test_a_server_of_another_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
-    async with serving(FakeTarget(version=PROTOCOL_VERSION + 1), tmp_path) as address, linked(address) as link:
+    async with serving(FakeTarget(version=PROTOCOL_VERSION + 1), tmp_path) as address:
+        pool = Pool(TARGET, Members("target", address), lambda address, card: None)
+        await pool.start()
         with pytest.raises(ConfigError, match=f"version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"):
-            await link.wait_usable(WAIT_S)
+            await pool.wait_usable(WAIT_S)
+        await pool.stop()
 
 
 async def test_a_link_stays_down_when_a_server_of_another_version_takes_its_place(tmp_path: Path) -> None:

@@ -18,9 +18,12 @@ from coordinator.decoding import generate
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.model import RemoteDrafter
 from coordinator.policy.policy import FixedPolicy
-from coordinator.remote.link import DRAFT, Link
+from coordinator.remote.link import DRAFT
+from coordinator.remote.place import DraftPlace, Place
+from coordinator.remote.pool import DraftPool, Pool
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats
+from paceline.rpc.members import Members
 from paceline.rpc.messages import PROTOCOL_VERSION
 from paceline.rpc.server import Server
 from paceline.speculation import Drafter, EntropyAdaptive, SpeculationParams
@@ -61,17 +64,21 @@ class FakeDraft:
 
 
 @contextlib.asynccontextmanager
-async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[Link]:
+async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[DraftPool]:
     server = Server(f"unix:{folder}/draft.sock")
     server.add_service(draft_pb2.DESCRIPTOR.services_by_name["Draft"], fake)
-    link = Link(DRAFT, await server.start(), lambda card: None)
-    link.start()
+    pool = Pool(DRAFT, Members("draft", await server.start()), lambda address, card: None)
     try:
-        await link.wait_up(20)
-        yield link
+        await pool.start()
+        await pool.wait_up(20)
+        yield pool
     finally:
-        await link.stop()
+        await pool.stop()
         await server.stop(0)
+
+
+def place(pool: DraftPool) -> DraftPlace:
+    return Place(pool, [], "")
 
 
 def fill_with(**fields: Any) -> Callable[[Any], None]:
@@ -106,18 +113,18 @@ MISFITS = {
 
 @pytest.mark.parametrize("name", MISFITS)
 async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, tmp_path: Path) -> None:
-    async with linked(FakeDraft(MISFITS[name]), tmp_path) as link:
+    async with linked(FakeDraft(MISFITS[name]), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, replace(context.request, speculation=BY_ENTROPY), DraftDeadline())
+        drafter = RemoteDrafter(place(pool), replace(context.request, speculation=BY_ENTROPY), DraftDeadline())
         proposal = await drafter.propose(context, 4)
         assert len(proposal) == 0
         assert drafter.absence(context)
 
 
 async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
-    async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4])), tmp_path) as link:
+    async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4])), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, context.request, DraftDeadline())
+        drafter = RemoteDrafter(place(pool), context.request, DraftDeadline())
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
         assert not drafter.absence(context)
 
@@ -125,13 +132,13 @@ async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
 async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path) -> None:
     halves = np.array([0.5, 0.25], dtype="<f4").tobytes()
     fake = FakeDraft(fill_with(tokens=[1, 2], entropies=halves, entropy_emas=halves))
-    async with linked(fake, tmp_path) as link:
+    async with linked(fake, tmp_path) as pool:
         context = make_context([3, 14, 15])
         request = replace(context.request, speculation=BY_ENTROPY)
-        asked = await RemoteDrafter(link, request, DraftDeadline()).propose(context, 4)
+        asked = await RemoteDrafter(place(pool), request, DraftDeadline()).propose(context, 4)
         assert (asked.report.entropies, asked.report.smoothed_entropies) == ([0.5, 0.25], [0.5, 0.25])
         assert asked.report.allowed_draft_tokens == [4, 6]
-        unasked = await RemoteDrafter(link, context.request, DraftDeadline()).propose(context, 4)
+        unasked = await RemoteDrafter(place(pool), context.request, DraftDeadline()).propose(context, 4)
         assert (unasked.report.entropies, unasked.report.smoothed_entropies, unasked.report.allowed_draft_tokens) == (
             [],
             [],
@@ -142,14 +149,14 @@ async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path
 async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt would cost a generation a whole deadline."""
     asked: list[Any] = []
-    async with linked(FakeDraft(asked.append), tmp_path) as link:
+    async with linked(FakeDraft(asked.append), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, context.request, DraftDeadline())
+        drafter = RemoteDrafter(place(pool), context.request, DraftDeadline())
         assert not drafter.absence(context)
         # The fake sends no heartbeats, so nothing has been heard since the link came up.
         monkeypatch.setattr("coordinator.remote.link.SILENT_S", 0.0)
         assert drafter.absence(context)
-        assert link.is_up
+        assert pool.is_up
         assert not asked
 
 
@@ -180,18 +187,18 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
                 if len(self.asked) == 3 and response.answers:
                     return
 
-    async with linked(Forgetful(fits), tmp_path) as link:
+    async with linked(Forgetful(fits), tmp_path) as pool:
         context, deadline = make_context(list(range(40))), WaitedFor()
-        drafter = RemoteDrafter(link, context.request, deadline)
+        drafter = RemoteDrafter(place(pool), context.request, deadline)
         assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         # One token, and then all of them.
         assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         assert [each for each in deadline.asked if each] == [44, 5, 44]
-        while link.is_up:
+        while pool.is_up:
             await asyncio.sleep(0.01)
-        await link.wait_up(20)
+        await pool.wait_up(20)
         assert drafter.num_cached(context) == 0
         assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         assert deadline.asked[-1] == 44
@@ -214,10 +221,10 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
             pass
 
     fake = FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3))
-    async with linked(fake, tmp_path) as link:
+    async with linked(fake, tmp_path) as pool:
         context, target = make_context([3, 14, 15]), Stuck()
         decide(context, [9])
-        policy = FixedPolicy(RemoteDrafter(link, context.request, DraftDeadline()), 4)
+        policy = FixedPolicy(RemoteDrafter(place(pool), context.request, DraftDeadline()), 4)
         rounds = generate(context, policy, cast(RemoteTarget, target), GenerationStats())
         running = asyncio.ensure_future(anext(rounds))
         await target.is_asked.wait()

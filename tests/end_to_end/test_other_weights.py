@@ -37,7 +37,7 @@ async def test_other_weights_and_another_dtype_are_refused_and_the_right_ones_ta
             for name, flags in OTHERS.items():
                 target.kill()
                 target = await asyncio.to_thread(start, "target_server", *flags, address=target.address)
-                with pytest.raises(Unavailable, match=f"came back with another {name}: .*start the coordinator again"):
+                with pytest.raises(Unavailable, match=f"has another {name}: .*start the coordinator again"):
                     await client.complete(PROMPT, GREEDY)
             target.kill()
             await asyncio.to_thread(start, "target_server", *UNLIKE_TARGET, address=target.address)

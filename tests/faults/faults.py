@@ -165,7 +165,7 @@ class OtherWeights(Kill):
             said = "nothing: it was used"
         except Unavailable as error:
             said = str(error)
-        assert "came back with another weights" in said, said
+        assert "has another weights" in said, said
 
 
 FAULTS: dict[str, Fault] = {

@@ -10,7 +10,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.hierarchical import HierarchicalDrafter, best_num_guesses
 from coordinator.drafters.ngram import NgramDrafter
 from tests.coordinator.contexts import make_context
-from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked
+from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked, place
 
 # Behind 3 4 5 n-grams foresee 6 1 2 3.
 REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
@@ -20,9 +20,9 @@ AS_GUESSED, OTHERWISE = fill_with(tokens=[6, 1, 2, 3, 4]), fill_with(tokens=[9, 
 async def guesses(folder: Path, fill: Callable[[Any], None], num_rounds: int, prompt: list[int]) -> list[list[int]]:
     """What is guessed for 5 drafts, round after round with the same context."""
     fake = FakeDraft(fill)
-    async with linked(fake, folder) as link:
+    async with linked(fake, folder) as pool:
         context = make_context(prompt)
-        drafter = HierarchicalDrafter(link, context.request, DraftDeadline(), NgramDrafter())
+        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
         for _ in range(num_rounds):
             proposal = await drafter.propose(context, 5)
             assert (len(proposal), proposal.report.drafter) == (5, "hierarchical")
@@ -45,8 +45,8 @@ async def test_a_guess_behind_a_wrong_one_says_nothing(tmp_path: Path) -> None:
     """All kinds of guess are right but the first, which is of another kind than the others."""
     context = make_context([1, 2, 3, 4, 7, 2, 3, 4, 5, 6, 2])
     fake = FakeDraft(fill_with(tokens=[9, 4, 5, 6, 2]))
-    async with linked(fake, tmp_path) as link:
-        drafter = HierarchicalDrafter(link, context.request, DraftDeadline(), NgramDrafter())
+    async with linked(fake, tmp_path) as pool:
+        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
         before = dict.fromkeys(await NgramDrafter().candidates(context, 4))
         first, *others = before
         rates = {kind: drafter._rates[kind] for kind in before}
@@ -61,9 +61,9 @@ async def test_where_nothing_repeats_nothing_is_guessed(tmp_path: Path) -> None:
 
 async def test_one_draft_needs_no_guess(tmp_path: Path) -> None:
     fake = FakeDraft(fill_with(tokens=[6]))
-    async with linked(fake, tmp_path) as link:
+    async with linked(fake, tmp_path) as pool:
         context = make_context(REPEATING)
-        drafter = HierarchicalDrafter(link, context.request, DraftDeadline(), NgramDrafter())
+        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
         assert (await drafter.propose(context, 1)).tokens == [6]
     assert list(fake.asked[0].guess_tokens) == []
 

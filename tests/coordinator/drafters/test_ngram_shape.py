@@ -14,8 +14,10 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_or
 from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import DRAFT, ForwardTimes, Link
+from coordinator.remote.link import DRAFT, ForwardTimes
+from coordinator.remote.pool import Pool
 from paceline.errors import InvalidArgument
+from paceline.rpc.members import Members
 from paceline.settings import make_settings
 from paceline.speculation import Bounds, Drafter, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
@@ -82,14 +84,13 @@ def after_a_token(drafter: Drafter, length: int | Bounds) -> Context:
 async def test_all_ngrams_have_the_orders_asked_for(
     drafter: Drafter, length: int | Bounds, has_draft: bool, orders: tuple[int, ...]
 ) -> None:
-    link = Link(DRAFT, "127.0.0.1:1", lambda card: None) if has_draft else None
+    pool = Pool(DRAFT, Members("draft", "127.0.0.1:1"), lambda address, card: None)
+    await pool.start()
     context = after_a_token(drafter, length)
-    resources = Resources(link, ngram_shape=NgramShape(orders=orders))
-    proposal = (
-        await Policies(resources, Experience(CostModel(ActiveGenerations(), ForwardTimes)))
-        .make(context.request)
-        .propose(context)
-    )
+    resources = Resources(pool if has_draft else None, ngram_shape=NgramShape(orders=orders))
+    policies = Policies(resources, Experience(CostModel(ActiveGenerations(), ForwardTimes)))
+    proposal = await policies.make(context.request).propose(context)
+    await pool.stop()
     assert (proposal.report.drafter, proposal.tokens[:1]) == ("ngram", [SHAPES[orders]])
 
 
@@ -100,8 +101,8 @@ async def test_guesses_have_the_orders_asked_for(tmp_path: Path, orders: tuple[i
         # A match of seven tokens: the ones that the prompt begins with.
         decide(context, PROMPT[3:8])
     fake = FakeDraft(fill_with(tokens=[9, 9]))
-    async with linked(fake, tmp_path) as link:
-        resources = Resources(link, ngram_shape=NgramShape(orders=orders))
+    async with linked(fake, tmp_path) as pool:
+        resources = Resources(pool, ngram_shape=NgramShape(orders=orders))
         await (
             Policies(resources, Experience(CostModel(ActiveGenerations(), ForwardTimes)))
             .make(context.request)

@@ -1,0 +1,93 @@
+"""Where a generation's sequences are: at one member of a pool, and at another if that one fails.
+
+A move needs nothing but the context: the next command opens the sequence there, and its tail is the whole context.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Generic, TypeVar
+
+from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
+from coordinator.remote.pool import Member, Pool
+from paceline.errors import ResourceExhausted, Unavailable
+
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
+# Minimum wait: a server that was away for long may be back.
+LAST_ATTEMPT_S = 1.0
+T = TypeVar("T")
+
+
+class Place(Generic[Command, Answer]):
+    def __init__(
+        self,
+        pool: Pool[Command, Answer],
+        tokens: Sequence[int],
+        salt: str,
+        member: Member[Command, Answer] | None = None,
+    ) -> None:
+        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is read soonest."""
+        self.pool = pool
+        self._tokens, self._salt = tokens, salt
+        digests = pool.digests(tokens, salt)
+        self._member = member or pool.choose(len(tokens), digests) or pool.members[0]
+        self._member.num_placed += 1
+        # An attribute for speed.
+        self.link: Link[Command, Answer] = self._member.link
+
+    @property
+    def is_serving(self) -> bool:
+        return self._member.is_serving
+
+    def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
+        """Goes to another member that serves and was not tried. Returns whether there is one."""
+        digests = self.pool.digests(self._tokens, self._salt)
+        member = self.pool.choose(len(self._tokens), digests, {self._member, *tried})
+        if member is None:
+            return False
+        self._member.num_placed -= 1
+        self._member, self.link = member, member.link
+        member.num_placed += 1
+        self.pool.num_moves += 1
+        return True
+
+    async def retry(self, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeats `attempt`, at other members too, while none is up or has capacity, for up to `timeout_s`.
+
+        The time counts from when the last member went away, or queued requests would wait for it one after the other. Later
+        callers get one attempt.
+        """
+        deadline_s = time.monotonic() + timeout_s - self.pool.away_s
+        pause_s = FIRST_PAUSE_S
+        tried: set[Member[Command, Answer]] = set()
+        while True:
+            if not self.link.is_up and not self.move():
+                await self.pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
+                self.move()
+            try:
+                return await attempt()
+            except (Unavailable, ResourceExhausted):
+                tried.add(self._member)
+                if self.move(tried):
+                    continue
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+                tried.clear()
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, pause_s * 2)
+
+    def learn_cached(self, num_tokens: int) -> None:
+        """Corrects what the member is believed to have cached of the context."""
+        digests = self.pool.digests(self._tokens, self._salt)
+        self._member.known.drop(digests[num_tokens // self.pool.num_block_tokens :])
+
+    def release(self) -> None:
+        """Leaves the member, which has the context cached."""
+        self._member.num_placed -= 1
+        if self.link.is_up:
+            self._member.known.add(self.pool.digests(self._tokens, self._salt))
+
+
+TargetPlace = Place[TargetCommand, TargetAnswer]
+DraftPlace = Place[DraftCommand, DraftAnswer]

@@ -1,0 +1,199 @@
+"""All servers of one kind, of which a generation uses one at a time.
+
+Members come and go with their list. One with an unsuitable model is asked again until it is started with another.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any, Generic
+
+from coordinator.remote.link import (
+    UNKNOWN_TIMES,
+    Answer,
+    Card,
+    Command,
+    DraftAnswer,
+    DraftCommand,
+    ForwardTimes,
+    Link,
+    LinkKind,
+    TargetAnswer,
+    TargetCommand,
+)
+from coordinator.remote.prefixes import KnownPrefixes, block_digests
+from paceline.errors import ConfigError, Unavailable
+from paceline.rpc.channel import NO_TLS
+from paceline.rpc.members import Members
+from paceline.rpc.tls import Tls
+
+log = logging.getLogger(__name__)
+# Generations of a member, at most, as a multiple of the mean.
+MAX_LOAD_FACTOR = 1.25
+# How long the generations of a member that left the list may stay there.
+LEAVING_S = 20.0
+# Raises ConfigError for an unsuitable server at an address.
+CheckCard = Callable[[str, Card], None]
+
+
+class Member(Generic[Command, Answer]):
+    def __init__(self, link: Link[Command, Answer]) -> None:
+        self.link = link
+        self.known = KnownPrefixes()
+        # Generations here.
+        self.num_placed = 0
+        # No longer in the list: it gets no more generations.
+        self.is_leaving = False
+
+    @property
+    def is_serving(self) -> bool:
+        return self.link.is_up and not self.is_leaving and not self.link.is_silent
+
+
+class Pool(Generic[Command, Answer]):
+    def __init__(
+        self, kind: LinkKind[Command, Answer], source: Members, check_card: CheckCard, tls: Tls = NO_TLS
+    ) -> None:
+        self.kind = kind
+        # As users know it.
+        self.address = source.text
+        self.members: list[Member[Command, Answer]] = []
+        # Generations that went on at another member.
+        self.num_moves = 0
+        self._source, self._check_card, self._tls = source, check_card, tls
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, timeout_s: float = 0.0) -> None:
+        """Connects to the members. Raises Unavailable if their list can't be read within the time."""
+        self._set(await self._source.wait(timeout_s))
+        if not self._source.is_fixed:
+            self._spawn(self._follow())
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(each.link.stop() for each in self.members))
+
+    @property
+    def is_up(self) -> bool:
+        return any(each.link.is_up for each in self.members)
+
+    @property
+    def away_s(self) -> float:
+        """Returns 0 while a member is up."""
+        return min(each.link.away_s for each in self.members)
+
+    @property
+    def card(self) -> Card | None:
+        """Returns a member's card, or that of the last that was up."""
+        links = [each.link for each in self.members if each.link.card is not None]
+        return max(links, key=lambda link: -link.away_s).card if links else None
+
+    @property
+    def channel(self) -> Any:
+        """Returns a connection to a member that is up."""
+        return next(each.link.channel for each in self.members if each.link.is_up)
+
+    @property
+    def forward_times(self) -> ForwardTimes:
+        return next((each.link.forward_times for each in self.members if each.link.is_up), UNKNOWN_TIMES)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Returns the capacity of all members that are up; of all, while none is."""
+        links = [each.link for each in self.members if each.link.is_up or not self.is_up]
+        return sum(link.num_cache_tokens for link in links)
+
+    async def wait_up(self, timeout_s: float) -> None:
+        """Raises Unavailable with the members' last errors."""
+        await self._wait(timeout_s, lambda: self.is_up)
+
+    async def wait_usable(self, timeout_s: float) -> None:
+        """Waits for a member that is up. Raises Unavailable, and ConfigError at once if all are unsuitable."""
+        await self._wait(timeout_s, lambda: self.is_up or all(each.link.is_refused for each in self.members))
+        if not self.is_up:
+            raise ConfigError(self.absence)
+
+    @property
+    def absence(self) -> str:
+        return "; ".join(each.link.absence for each in self.members)
+
+    def choose(
+        self, num_tokens: int, digests: Sequence[bytes], without: Collection[Member[Command, Answer]] = ()
+    ) -> Member[Command, Answer] | None:
+        """Returns which of the serving members would give the next token of a context soonest.
+
+        `digests`: of the context's whole blocks.
+        """
+        serving = [each for each in self.members if each.is_serving and each not in without]
+        if len(serving) < 2:
+            return serving[0] if serving else None
+        most = MAX_LOAD_FACTOR * (sum(each.num_placed for each in serving) + 1) / len(serving)
+
+        def cost(member: Member[Command, Answer]) -> tuple[float, int]:
+            # The forward that reads the prompt has a token of each generation there, too.
+            num_unknown = num_tokens - member.known.num_blocks(digests) * self.num_block_tokens
+            return member.link.forward_times(num_unknown + member.num_placed), member.num_placed
+
+        return min((each for each in serving if each.num_placed < most), key=cost)
+
+    def digests(self, tokens: Sequence[int], salt: str) -> list[bytes]:
+        """Returns the digests of whole blocks; none in a pool of one, where nothing is to be chosen."""
+        return block_digests(tokens, salt, self.num_block_tokens) if len(self.members) > 1 else []
+
+    @property
+    def num_block_tokens(self) -> int:
+        return max(each.link.num_block_tokens for each in self.members)
+
+    async def _wait(self, timeout_s: float, is_over: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_over():
+                    for each in self.members:
+                        each.link.want()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable(self.absence) from None
+
+    async def _follow(self) -> None:
+        async for addresses in self._source.changes():
+            self._set(addresses)
+
+    def _set(self, addresses: Sequence[str]) -> None:
+        known = {each.link.address: each for each in self.members}
+        for address in addresses:
+            if address in known:
+                known[address].is_leaving = False
+                continue
+            link = Link(self.kind, address, partial(self._check_card, address), self._tls, self._changed.set)
+            link.start()
+            self.members.append(Member(link))
+        for address, member in known.items():
+            if address not in addresses and not member.is_leaving:
+                log.info("the %s server at %s has left the list", self.kind.name, address)
+                member.is_leaving = True
+                self._spawn(self._let_go(member))
+
+    async def _let_go(self, member: Member[Command, Answer]) -> None:
+        """Drops a member that left the list, once its generations have ended or moved."""
+        deadline_s = time.monotonic() + LEAVING_S
+        while member.num_placed and member.link.is_up and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.1)
+            if not member.is_leaving:
+                return
+        self.members.remove(member)
+        await member.link.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+TargetPool = Pool[TargetCommand, TargetAnswer]
+DraftPool = Pool[DraftCommand, DraftAnswer]

@@ -1,0 +1,209 @@
+"""Which of several servers a generation uses, and how it goes on at another."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
+
+import pytest
+
+from coordinator.remote.link import TARGET, ForwardTimes
+from coordinator.remote.place import Place
+from coordinator.remote.pool import Member, TargetPool
+from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes, block_digests
+from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
+from paceline.rpc.members import Members
+
+BLOCK = 4
+# A second for each token read, and a second in any case.
+TIMES = ForwardTimes([(1, 2.0), (2, 3.0)])
+PROMPT = list(range(10))
+
+
+def member(name: str) -> Member:
+    link = SimpleNamespace(
+        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, away_s=0.0,
+        want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
+    )  # fmt: skip
+    return Member(cast(Any, link))
+
+
+def pool_of(*names: str) -> TargetPool:
+    pool: TargetPool = TargetPool(TARGET, Members("target", "one:1"), lambda address, card: None)
+    pool.members = [member(name) for name in names]
+    return pool
+
+
+def place(pool: TargetPool, tokens: list[int] = PROMPT) -> Place:
+    return Place(pool, tokens, "")
+
+
+def test_generations_spread_where_nothing_is_known() -> None:
+    pool = pool_of("a", "b", "c")
+    for _ in range(9):
+        place(pool)
+    assert [each.num_placed for each in pool.members] == [3, 3, 3]
+
+
+def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
+    pool = pool_of("a", "b", "c")
+    others = [place(pool, [each]) for each in (100, 200)]
+    first = place(pool)
+    assert first.link.address == "c"
+    first.release()
+    for each in others:
+        each.release()
+    again = place(pool, [*PROMPT, 11, 12])
+    assert again.link.address == "c"
+    # Other tokens, and the same under another salt, are known nowhere.
+    assert place(pool, [1, *PROMPT]).link.address == "a"
+    assert Place(pool, PROMPT, "other").link.address == "b"
+
+
+def test_no_member_has_far_more_generations_than_the_mean() -> None:
+    pool = pool_of("a", "b")
+    place(pool).release()
+    assert [place(pool).link.address for _ in range(8)].count("a") <= 5
+    assert pool.members[1].num_placed >= 3
+
+
+def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
+    pool = pool_of("a", "b")
+    place(pool).release()
+    again = place(pool)
+    assert again.link.address == "a"
+    again.learn_cached(0)
+    assert pool.members[0].known.num_blocks(pool.digests(PROMPT, "")) == 0
+
+
+def test_members_that_are_silent_or_leave_get_none() -> None:
+    pool = pool_of("a", "b", "c")
+    pool.members[0].link.is_silent = True  # type: ignore[misc]
+    pool.members[1].is_leaving = True
+    assert {place(pool).link.address for _ in range(5)} == {"c"}
+
+
+async def test_an_attempt_goes_on_at_another_member_at_once() -> None:
+    pool = pool_of("a", "b", "c")
+    here, asked = place(pool), []
+
+    async def attempt() -> str:
+        asked.append(here.link.address)
+        if len(asked) < 3:
+            raise (Unavailable if len(asked) == 1 else ResourceExhausted)("no")
+        return here.link.address
+
+    assert await here.retry(0.0, attempt) == "c"
+    assert (asked, pool.num_moves) == (["a", "b", "c"], 2)
+    assert [each.num_placed for each in pool.members] == [0, 0, 1]
+
+
+async def test_all_members_are_tried_before_it_waits_and_after_the_timeout_it_fails() -> None:
+    pool = pool_of("a", "b")
+    here, asked = place(pool), []
+
+    async def attempt() -> None:
+        asked.append(here.link.address)
+        raise ResourceExhausted("full")
+
+    with pytest.raises(ResourceExhausted):
+        await here.retry(0.05, attempt)
+    assert asked[:2] == ["a", "b"]
+    assert len(asked) > 2
+
+
+async def test_other_errors_move_nothing() -> None:
+    pool = pool_of("a", "b")
+    here = place(pool)
+
+    async def attempt() -> None:
+        raise InvalidArgument("tokens", "are wrong")
+
+    with pytest.raises(InvalidArgument):
+        await here.retry(9.0, attempt)
+    assert (here.link.address, pool.num_moves) == ("a", 0)
+
+
+async def test_while_none_is_up_it_waits_for_the_first() -> None:
+    pool = pool_of("a", "b")
+    for each in pool.members:
+        each.link.is_up = False
+    here = place(pool)
+
+    async def come_up() -> None:
+        await asyncio.sleep(0.05)
+        pool.members[1].link.is_up = True
+        pool._changed.set()
+
+    async def attempt() -> str:
+        return here.link.address
+
+    coming = asyncio.create_task(come_up())
+    assert await here.retry(20.0, attempt) == "b"
+    await coming
+    pool.members[1].link.is_up = False
+    with pytest.raises(Unavailable, match="a is away; b is away"):
+        await here.retry(-9.0, attempt)
+
+
+@contextlib.asynccontextmanager
+async def following(*texts: str) -> AsyncIterator[TargetPool]:
+    pool: TargetPool = TargetPool(TARGET, Members("target", ",".join(texts)), lambda address, card: None)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+async def test_members_come_and_go_with_the_list() -> None:
+    async with following("unix:/nowhere/one", "unix:/nowhere/two") as pool:
+        one, two = pool.members
+        pool._set(["unix:/nowhere/two", "unix:/nowhere/three"])
+        assert [each.link.address[-3:] for each in pool.members] == ["one", "two", "ree"]
+        assert (one.is_leaving, two.is_leaving) == (True, False)
+        async with asyncio.timeout(20):
+            while one in pool.members:
+                await asyncio.sleep(0.01)
+        assert len(pool.members) == 2
+
+
+async def test_a_member_with_generations_is_let_go_when_they_have_ended_unless_it_returns() -> None:
+    pool = pool_of("unix:/one", "unix:/two")
+    one, two = pool.members
+    one.num_placed = two.num_placed = 1
+    pool._set(["unix:/nowhere/three"])
+    await asyncio.sleep(0.2)
+    assert len(pool.members) == 3
+    pool._set(["unix:/nowhere/three", "unix:/two"])
+    one.num_placed = 0
+    async with asyncio.timeout(20):
+        while one in pool.members:
+            await asyncio.sleep(0.01)
+    # The other had as much time.
+    await asyncio.sleep(0.2)
+    assert two in pool.members
+    assert not two.is_leaving
+    await pool.stop()
+
+
+def test_blocks_are_told_by_all_tokens_before_them() -> None:
+    digests = block_digests(PROMPT, "", BLOCK)
+    assert len(digests) == 2
+    assert block_digests([*PROMPT[:4], 99, *PROMPT[5:]], "", BLOCK)[0] == digests[0]
+    assert block_digests([99, *PROMPT[1:]], "", BLOCK)[1] != digests[1]
+    known = KnownPrefixes()
+    known.add(digests[:1])
+    assert (known.num_blocks(digests), known.num_blocks(digests[1:])) == (1, 0)
+
+
+def test_the_least_recently_used_blocks_are_forgotten() -> None:
+    known = KnownPrefixes()
+    first = [b"first"]
+    known.add(first)
+    known.add([str(each).encode() for each in range(MAX_BLOCKS - 1)])
+    known.add(first)
+    known.add([b"one more"])
+    assert (known.num_blocks(first), known.num_blocks([b"0"])) == (1, 0)

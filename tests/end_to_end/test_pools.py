@@ -1,0 +1,164 @@
+"""Three targets and two drafts behind one coordinator: nothing that happens to one of them changes a token."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.errors import Unavailable
+from paceline.sampling import SamplingParams
+from tests.conftest import SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.services import Service, free_port, restart, running, spawn_service
+
+pytestmark = pytest.mark.slow
+
+NUM_STREAMS, NUM_TOKENS = 8, 200
+WAIT_S = 60.0
+
+
+class Servers:
+    """`targets` and `drafts` by name; the lists of those in use are files."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.by_name: dict[str, Service] = {}
+
+    def start(self, module: str, name: str, *flags: str, address: str = "") -> Service:
+        address = address or f"unix:{self._folder}/{name}.sock"
+        lock = ("--compute-lock-file", f"{self._folder}/compute.lock")
+        service = spawn_service(module, self._folder, *lock, *flags, address=address)
+        self._stack.enter_context(running(service))
+        self.by_name[name] = service
+        return service
+
+    def list(self, path: str, *names: str) -> None:
+        lines = "".join(f"{self.by_name[name].address}\n" for name in names)
+        whole = self._folder / f"{path}.new"
+        whole.write_text(lines)
+        whole.replace(self._folder / path)
+
+
+class Pools:
+    def __init__(self, servers: Servers, client: AsyncClient, metrics: str) -> None:
+        self.servers, self.client, self._metrics = servers, client, metrics
+
+    async def figures(self) -> dict[str, float]:
+        """By metric and labels, as they are written."""
+        async with httpx2.AsyncClient() as http:
+            text = (await http.get(self._metrics)).text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    async def until(self, server: str, name: str, value: float, metric: str = "paceline_server_up") -> None:
+        address = self.servers.by_name[name].address
+        async with asyncio.timeout(WAIT_S):
+            while (await self.figures()).get(f'{metric}{{address="{address}",server="{server}"}}') != value:
+                await asyncio.sleep(0.05)
+
+    async def placed(self, server: str) -> dict[str, float]:
+        """Returns the generations at each server, by its name."""
+        figures = await self.figures()
+        at = {name: f'{{address="{each.address}",server="{server}"}}' for name, each in self.servers.by_name.items()}
+        found = {name: figures.get(f"paceline_server_generations{labels}") for name, labels in at.items()}
+        return {name: value for name, value in found.items() if value}
+
+    async def answers(self, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
+        async def answer(number: int) -> list[int]:
+            sampling = SamplingParams(
+                max_tokens=num_tokens, ignore_eos=True, temperature=0.8 * (number % 2), seed=number
+            )
+            return (await self.client.complete([3, 14, 15, number], sampling)).token_ids
+
+        return await asyncio.gather(*(answer(number) for number in range(NUM_STREAMS)))
+
+
+@contextlib.asynccontextmanager
+async def pools(folder: Path, targets: Sequence[str], drafts: Sequence[str]) -> AsyncIterator[Pools]:
+    with contextlib.ExitStack() as stack:
+        servers = Servers(folder, stack)
+        for name in targets:
+            servers.start("target_server", name, *UNLIKE_TARGET)
+        for name in drafts:
+            servers.start("draft_server", name, *UNLIKE_DRAFT)
+        for each in servers.by_name.values():
+            await asyncio.to_thread(each.wait_serving)
+        servers.list("targets", *targets)
+        servers.list("drafts", *drafts)
+        metrics = f"127.0.0.1:{free_port()}"
+        draft = f"file:{folder}/drafts" if drafts else "none"
+        flags = ("--target", f"file:{folder}/targets", "--draft", draft, "--metrics", metrics)
+        front = spawn_service("coordinator", folder, *flags)
+        stack.enter_context(running(front))
+        await asyncio.to_thread(front.wait_serving)
+        async with AsyncClient(front.address) as client:
+            found = Pools(servers, client, f"http://{metrics}/metrics")
+            for name in targets:
+                await found.until("target", name, 1)
+            for name in drafts:
+                await found.until("draft", name, 1)
+            yield found
+
+
+async def test_a_killed_target_and_a_killed_draft_change_no_token(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a", "target b", "target c"], ["draft a", "draft b"]) as found:
+        expected = await found.answers()
+        answering = asyncio.create_task(found.answers())
+        for kind in ("target", "draft"):
+            async with asyncio.timeout(WAIT_S):
+                while not (at := await found.placed(kind)):
+                    await asyncio.sleep(0.01)
+            found.servers.by_name[max(at, key=at.__getitem__)].kill()
+        assert await answering == expected
+        figures = await found.figures()
+        assert figures['paceline_moves_total{server="target"}'] > 0
+        # And all of them at the two targets that are left.
+        assert await found.answers() == expected
+
+
+async def test_members_that_leave_the_list_or_are_stopped_change_no_token(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a", "target b"], ["draft a"]) as found:
+        expected = await found.answers()
+        answering = asyncio.create_task(found.answers(2 * NUM_TOKENS))
+        async with asyncio.timeout(WAIT_S):
+            while len(await found.placed("target")) < 2:
+                await asyncio.sleep(0.01)
+        # None at all is none that can be meant.
+        found.servers.list("targets")
+        found.servers.list("drafts", "draft a")
+        await asyncio.sleep(1.0)
+        found.servers.list("targets", "target b")
+        service = found.servers.by_name["target a"]
+        assert await asyncio.to_thread(service.stop) == 0
+        assert [each[:NUM_TOKENS] for each in await answering] == expected
+        # The same address, another process.
+        found.servers.by_name["target a"] = await asyncio.to_thread(restart, service)
+        with running(found.servers.by_name["target a"]):
+            found.servers.list("targets", "target a", "target b")
+            await found.until("target", "target a", 1)
+            found.servers.list("targets", "target a")
+            assert await found.answers() == expected
+            async with asyncio.timeout(WAIT_S):
+                while (await found.placed("target")).keys() - {"target a"}:
+                    await asyncio.sleep(0.05)
+
+
+async def test_a_target_with_other_weights_never_serves_the_pool(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a"], []) as found:
+        expected = await found.answers()
+        other = found.servers.start("target_server", "other", "--model", "dummy:tiny-32-b", *SMALL_FLAGS)
+        await asyncio.to_thread(other.wait_serving)
+        found.servers.list("targets", "target a", "other")
+        await found.until("target", "other", 0)
+        assert await found.answers() == expected
+        assert not await found.placed("target")
+        found.servers.by_name["target a"].kill()
+        answering = asyncio.create_task(found.client.complete([1], SamplingParams(max_tokens=3, seed=1)))
+        await asyncio.sleep(2.0)
+        assert not answering.done()
+        answering.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Unavailable):
+            await answering
