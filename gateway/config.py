@@ -8,14 +8,13 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from paceline.keys import find_key
-from paceline.rpc.channel import check_address
+from paceline.rpc.members import Members
 from paceline.sampling import SamplingParams
 from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_value_error
 
 
-def _check_addresses(text: str) -> str:
-    for address in text.split(","):
-        as_value_error(lambda address=address: check_address("coordinators", address))  # type: ignore[misc]
+def _check_coordinators(text: str) -> str:
+    as_value_error(lambda: Members("coordinators", text))
     return text
 
 
@@ -42,8 +41,8 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_GATEWAY_")
 
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
-    coordinators: Annotated[str, AfterValidator(_check_addresses)] = Field(
-        "127.0.0.1:50050", description="addresses of coordinators, separated by commas"
+    coordinators: Annotated[str, AfterValidator(_check_coordinators)] = Field(
+        "127.0.0.1:50050", description="coordinators: addresses separated by commas, dns:NAME:PORT or file:PATH"
     )
     retry_timeout: float = Field(
         60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
@@ -78,7 +77,3 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     def is_name(self, model: str) -> bool:
         """Returns whether `also_called` has the name."""
         return any(fnmatchcase(model, each.strip()) for each in self.also_called.split(","))
-
-    @property
-    def addresses(self) -> list[str]:
-        return self.coordinators.split(",")

@@ -26,6 +26,7 @@ from paceline.errors import InvalidArgument
 from paceline.keys import private_salt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
+from paceline.rpc.members import Members
 from paceline.rpc.server import instance_of
 from paceline.sampling import MAX_SALT_CHARACTERS
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
@@ -63,7 +64,9 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         settings = self.settings
-        self.coordinators = Coordinators(settings.addresses, settings.retry_timeout, settings.servers_tls, self.metrics)
+        source = Members("coordinators", settings.coordinators)
+        self.coordinators = Coordinators(source, settings.retry_timeout, settings.servers_tls, self.metrics)
+        await self.coordinators.start()
         self.texts = TokenTexts(self.coordinators)
         return self
 
@@ -175,10 +178,9 @@ class Endpoints:
         return JsonResponse({"status": "ok", **more})
 
     async def ready(self, request: Request) -> Response:
-        settings = self._gateway.settings
         checks = [
-            asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=settings.servers_tls)
-            for each in settings.addresses
+            asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=self._gateway.settings.servers_tls)
+            for each in self._gateway.coordinators.addresses
         ]
         if any(await asyncio.gather(*checks)):
             return JsonResponse({"status": "ready"})

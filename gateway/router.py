@@ -9,7 +9,7 @@ import copy
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
 from paceline.errors import Aborted, Unavailable
 from paceline.results import Deployment, Detokenized, Piece, ToolCallDelta
+from paceline.rpc.members import Members
 
 T = TypeVar("T")
 # How long an unavailable coordinator ranks last.
@@ -127,10 +128,11 @@ def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
 class RetryDeadline:
     """Counts from the first failure since the last progress."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, coordinators: str) -> None:
+        """`coordinators`: their list, as users know it."""
         self._timeout_s = timeout_s
         self._failing_since_s: float | None = None
-        self.failure = Unavailable("no coordinator was asked")
+        self.failure = Unavailable(f"there is no coordinator: {coordinators}")
 
     def on_failure(self, error: Unavailable) -> None:
         self.failure = error
@@ -181,15 +183,43 @@ class Coordinator:
 class Coordinators:
     """Sends prompts with the same prefix to the same coordinator, for its prefix cache."""
 
-    def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
-        """Needs a running event loop. Raises InvalidArgument and ConfigError."""
-        self._all = [Coordinator(address, AsyncClient(address, tls=tls)) for address in addresses]
-        self._timeout_s = timeout_s
+    def __init__(self, source: Members, timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
+        self._source, self._timeout_s, self._tls = source, timeout_s, tls
         self.metrics = metrics
+        self._all: list[Coordinator] = []
+        # Left the list; their connections are closed once they have no requests.
+        self._dropped: list[Coordinator] = []
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads the list; without one, waits for it in the background. Raises InvalidArgument and ConfigError."""
+        with suppress(Unavailable):
+            self._set(await self._source.read())
+        if not self._source.is_fixed:
+            self._following = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        for each in self._all:
+        if self._following is not None:
+            self._following.cancel()
+        for each in (*self._all, *self._dropped):
             await each.client.close()
+
+    @property
+    def addresses(self) -> list[str]:
+        return [each.address for each in self._all]
+
+    async def _follow(self) -> None:
+        async for addresses in self._source.changes():
+            self._set(addresses)
+            for each in [each for each in self._dropped if each.num_open == 0]:
+                self._dropped.remove(each)
+                await each.client.close()
+
+    def _set(self, addresses: Sequence[str]) -> None:
+        """Answers under way at a coordinator that left the list go on there."""
+        known = {each.address: each for each in self._all}
+        self._dropped += [each for each in self._all if each.address not in addresses]
+        self._all = [known.get(each) or Coordinator(each, AsyncClient(each, tls=self._tls)) for each in addresses]
 
     def ranked(self, prefix: str) -> list[Coordinator]:
         """Ranks by rendezvous hashing with bounded loads; unavailable coordinators last."""
@@ -197,7 +227,7 @@ class Coordinators:
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
 
-        max_open = MAX_LOAD_FACTOR * (sum(each.num_open for each in self._all) + 1) / len(self._all)
+        max_open = MAX_LOAD_FACTOR * (sum(each.num_open for each in self._all) + 1) / max(1, len(self._all))
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
 
     async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
@@ -228,7 +258,7 @@ class Coordinators:
 
         `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
         """
-        replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
+        replay_buffer, deadline = ReplayBuffer(), self._deadline()
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
             async for coordinator in attempts:
                 resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
@@ -249,8 +279,11 @@ class Coordinators:
                     deadline.on_failure(error)
         raise deadline.failure
 
+    def _deadline(self) -> RetryDeadline:
+        return RetryDeadline(self._timeout_s, self._source.text)
+
     async def _ask(self, call: Callable[[Coordinator], Awaitable[T]]) -> T:
-        deadline = RetryDeadline(self._timeout_s)
+        deadline = self._deadline()
         async with aclosing(self._attempts("", deadline)) as attempts:
             async for coordinator in attempts:
                 try:

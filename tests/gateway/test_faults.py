@@ -103,6 +103,30 @@ async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
         assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
 
 
+async def test_coordinators_are_those_of_a_file_as_it_is_now(
+    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "coordinators"
+    door = open_door(tiny_trio, "--coordinators", f"file:{path}", "--retry-timeout", "0")
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        refused = await http.post("/v1/completions", json={**BODY, "prompt": "t1"})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            503,
+            f"there is no coordinator: file:{path}",
+        )
+        path.write_text(f"{coordinator.address}\n")
+        async with asyncio.timeout(60):
+            while (await http.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.05)
+        following = await begin(http, SEEDED)
+        path.write_text(f"{tiny_trio.address}\n")
+        # Answers under way end where they began, and new ones begin elsewhere.
+        assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
+        coordinator.kill()
+        again = await asyncio.gather(*(follow(http, body) for body in SEEDED))
+        assert [text_of(events) for events in again] == undisturbed
+
+
 async def test_answers_go_on_when_the_only_coordinator_is_back(
     open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
 ) -> None:
