@@ -123,7 +123,7 @@ class Services:
 
     async def __aenter__(self) -> "Services":
         try:
-            models = [each for each in self._processes if each.name in ("target", "draft")]
+            models = [each for each in self._processes if each.name not in ("coordinator", "gateway")]
             async with asyncio.TaskGroup() as starting:
                 for process in models:
                     starting.create_task(self._start(process))
@@ -161,14 +161,15 @@ class Services:
 
     def _plan(self, stack: Stack) -> Iterator[Process]:
         folder = Path(self._folder.name)
-        draft, target = f"unix:{folder / 'draft'}.sock", f"unix:{folder / 'target'}.sock"
         lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_device else []
-        flags = [*stack.target, "--listen", target, *lock]
-        yield Process("target", ["target_server", *flags], target, stack.models_tls)
-        if stack.draft is not None:
-            flags = [*stack.draft, "--listen", draft, *lock]
-            yield Process("draft", ["draft_server", *flags], draft, stack.models_tls)
-        addresses = ["--target", target, "--draft", draft if stack.draft is not None else "none"]
+        kinds = {"target": (stack.num_targets, stack.target), "draft": (stack.num_drafts, stack.draft or [])}
+        addresses: list[str] = []
+        for kind, (count, given) in kinds.items():
+            names = [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
+            listens = [f"unix:{folder / name}.sock" for name in names]
+            for name, listen in zip(names, listens, strict=True):
+                yield Process(name, [f"{kind}_server", *given, "--listen", listen, *lock], listen, stack.models_tls)
+            addresses += [f"--{kind}", ",".join(listens) or "none"]
         flags, called = [*stack.coordinator, *addresses], called_at(stack.listen)
         yield Process("coordinator", ["coordinator", *flags], called, stack.tls)
         if stack.gateway is not None:

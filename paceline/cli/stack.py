@@ -17,9 +17,11 @@ from target_server.config import TargetSettings
 
 # Default shares of one GPU's memory; the rest is for two CUDA contexts.
 TARGET_FRACTION, DRAFT_FRACTION = 0.60, 0.30
+# Of a kind on one machine.
+MAX_SERVERS = 16
 # Flags of `paceline up` with another name than the setting.
-_TARGET_FLAGS = {"model": "--target-model", "quantization": "--target-quantization"}
-_DRAFT_FLAGS = {"model": "--draft-model", "quantization": "--draft-quantization"}
+_TARGET_FLAGS = {"model": "--target-model"}
+_DRAFT_FLAGS = {"model": "--draft-model"}
 _GATEWAY_FLAGS = {"listen": "--http"}
 
 
@@ -28,6 +30,9 @@ class Stack:
     target: list[str]
     # None: no draft server.
     draft: list[str] | None
+    # How many of each.
+    num_targets: int
+    num_drafts: int
     coordinator: list[str]
     # None: no gateway.
     gateway: list[str] | None
@@ -52,6 +57,8 @@ def make_stack(
     coordinator: Mapping[str, Any] | None = None,
     gateway: Mapping[str, Any] | None = None,
     client_tls: Tls = NO_TLS,
+    num_targets: int = 1,
+    num_drafts: int = 1,
 ) -> Stack:
     """Makes a stack from the given settings of each service.
 
@@ -61,6 +68,8 @@ def make_stack(
 
     Raises InvalidArgument naming the flag of `paceline up`, ConfigError for a bad key file.
     """
+    require(1 <= num_targets <= MAX_SERVERS, "--targets", num_targets, f"in [1, {MAX_SERVERS}]")
+    require(1 <= num_drafts <= MAX_SERVERS, "--drafts", num_drafts, f"in [1, {MAX_SERVERS}]")
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
     front = make_settings(CoordinatorSettings, coordinator or {}, {})
     # Not port 0: nobody would know which port it is.
@@ -70,11 +79,11 @@ def make_stack(
         KeyRing(front.api_keys)
     has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
     target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
-    _share_gpu(target_settings, wants_target, TARGET_FRACTION)
+    _share_gpu(target_settings, wants_target, TARGET_FRACTION / num_targets)
     models = [target_settings.model]
     if has_draft:
         draft_settings = make_settings(DraftSettings, wants_draft, _DRAFT_FLAGS)
-        _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION)
+        _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION / num_drafts)
         models.append(draft_settings.model)
     door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
     if door is not None:
@@ -86,6 +95,8 @@ def make_stack(
     return Stack(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,
+        num_targets=num_targets,
+        num_drafts=num_drafts if has_draft else 0,
         coordinator=as_flags(coordinator or {}),
         gateway=None if door is None else as_flags(gateway or {}),
         listen=front.listen,
@@ -95,7 +106,7 @@ def make_stack(
         models_tls=front.servers_tls,
         models=tuple(models),
         has_keys=front.api_keys is not None,
-        shares_device=has_draft and target_settings.device == draft_settings.device,
+        shares_device=num_targets > 1 or (has_draft and target_settings.device == draft_settings.device),
     )
 
 

@@ -42,8 +42,8 @@ def up(
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
     num_speculative_tokens: Annotated[str | None, _setting(CoordinatorSettings, "num_speculative_tokens")] = None,
     max_num_seqs: Annotated[int | None, _setting(CoordinatorSettings, "max_num_seqs")] = None,
-    target_quantization: Annotated[str | None, _setting(TargetSettings, "quantization", panel=ADVANCED)] = None,
-    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", panel=ADVANCED)] = None,
+    targets: Annotated[int, typer.Option(help="number of target servers", rich_help_panel=ADVANCED)] = 1,
+    drafts: Annotated[int, typer.Option(help="number of draft servers", rich_help_panel=ADVANCED)] = 1,
     max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len", panel=ADVANCED)] = None,
     kv_cache_memory: Annotated[
         str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server", ADVANCED)
@@ -75,8 +75,8 @@ def up(
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
     both["traces"] = traces
     stack = make_stack(
-        target=_given(model=target_model, quantization=target_quantization, **both),
-        draft=_given(model=draft_model, quantization=draft_quantization, **both),
+        target=_given(model=target_model, **both),
+        draft=_given(model=draft_model, **both),
         coordinator=_given(
             listen=listen, **shared, drafter=drafter, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs
         ),
@@ -84,6 +84,8 @@ def up(
             listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key
         ),
         client_tls=calling,
+        num_targets=targets,
+        num_drafts=drafts,
     )  # fmt: skip
     _require_addresses(stack)
     fetch_all(stack.models)
@@ -120,7 +122,7 @@ async def _run(stack: Stack) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def log_line(service: str, line: str) -> None:
-        console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
+        console.print(Text(f"{service:>11} | ", style=COLOURS[service.partition("-")[0]]), Text(line), sep="")
 
     console.print("starting the services; the first start takes longer")
     stopping = asyncio.create_task(wait_for_signal())

@@ -135,7 +135,7 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"target": {"traces": "ftp://collector:4317"}}, ["--traces", "HOST:PORT"]),
         ({"draft": {"traces": "unix:/collector"}}, ["--traces", "HOST:PORT"]),
         ({"target": {"model": "dummy:tiny", "block_size": 12}}, ["--block-size", "multiple of 8"]),
-        ({"draft": {"quantization": "int3"}}, ["--draft-quantization", "'auto', 'none', 'int8' or 'int4'"]),
+        ({"draft": {"quantization": "int3"}}, ["--quantization", "'auto', 'none', 'int8' or 'int4'"]),
         ({"target": {"device": "tpu"}}, ["--device", "'cpu' or 'cuda'"]),
         ({"target": {"kv_cache_memory": "much"}}, ["--kv-cache-memory", "'much'"]),
         ({"draft": {"kv_cache_dtype": "int4"}}, ["--kv-cache-dtype", "'auto', 'bfloat16' or 'int8'", "'int4'"]),
