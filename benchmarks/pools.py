@@ -1,0 +1,95 @@
+"""Three targets and two drafts: one of each is killed, and no text changes.
+
+python -m benchmarks.pools [--streams 8] [--tokens 200] [--target M] [--draft M]
+
+Prints whether the texts are those of an undisturbed run, and the longest gap in a stream of both. Exits with 1 if a text differs.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+
+from benchmarks.deployment import DRAFT, MODEL
+from paceline.cli.services import Services
+from paceline.cli.stack import make_stack
+from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write a story about a lighthouse.",
+    "How do tides work?",
+    "List ten rivers and their lengths.",
+)
+# Time after which a server is killed, as a fraction of the undisturbed run.
+KILLS = {"target": 0.3, "draft": 0.6}
+
+
+class Run:
+    def __init__(self, client: AsyncClient, num_streams: int, num_tokens: int) -> None:
+        self._client, self._num_streams, self._num_tokens = client, num_streams, num_tokens
+        self.longest_gap_s = 0.0
+
+    async def texts(self) -> list[list[int]]:
+        """Returns the tokens of all streams. Half of them are greedy, the others have a seed each."""
+        return await asyncio.gather(*(self._stream(number) for number in range(self._num_streams)))
+
+    async def _stream(self, number: int) -> list[int]:
+        sampling = SamplingParams(
+            max_tokens=self._num_tokens, ignore_eos=True, temperature=0.8 * (number % 2), seed=number
+        )
+        tokens: list[int] = []
+        last_s = None
+        async for piece in self._client.stream(PROMPTS[number % len(PROMPTS)], sampling):
+            now_s = time.perf_counter()
+            # The first waits for the prompt.
+            if last_s is not None:
+                self.longest_gap_s = max(self.longest_gap_s, now_s - last_s)
+            last_s = now_s
+            tokens += piece.token_ids
+        return tokens
+
+
+async def kill(services: Services, undisturbed_s: float) -> None:
+    started_s = time.perf_counter()
+    for name, part in KILLS.items():
+        await asyncio.sleep(part * undisturbed_s - (time.perf_counter() - started_s))
+        os.kill(services.pids[name], signal.SIGKILL)
+        print(f"killed the first {name}", flush=True)
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--target", default=MODEL)
+    parser.add_argument("--draft", default=DRAFT)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="paceline-pools-") as folder:
+        front = {"listen": f"unix:{folder}/coordinator.sock", "recent_tokens": 0}
+        stack = make_stack({"model": arguments.target}, {"model": arguments.draft}, front, num_targets=3, num_drafts=2)
+        async with Services(stack, lambda name, line: None) as services, AsyncClient(services.address) as client:
+            watching = asyncio.create_task(services.watch())
+            # All members have read each prompt once, and costs are known.
+            await Run(client, 3 * arguments.streams, 20).texts()
+            undisturbed, disturbed = (Run(client, arguments.streams, arguments.tokens) for _ in range(2))
+            started_s = time.perf_counter()
+            expected = await undisturbed.texts()
+            seconds = time.perf_counter() - started_s
+            killing = asyncio.create_task(kill(services, seconds))
+            found = await disturbed.texts()
+            await killing
+            watching.cancel()
+    num_wrong = sum(one != other for one, other in zip(expected, found, strict=True))
+    print(f"{len(found)} texts of {arguments.tokens} tokens, {num_wrong} differ from the undisturbed run's")
+    for name, run in (("undisturbed", undisturbed), ("with a target and a draft killed", disturbed)):
+        print(f"longest gap in a stream, {name}: {run.longest_gap_s * 1000:.0f} ms")
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
