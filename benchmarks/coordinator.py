@@ -1,9 +1,10 @@
 """The coordinator's own cost: CPU time and messages per sequence and round.
 
-python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 400]
+python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 400] [--targets 1,4] [--turns 3]
 
 The model servers are fakes that answer at once, since forwards would hide the coordinator's cost: every draft is
-accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinator, its processes and its streams are real.
+accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinators, one for each number of targets, and their
+streams are real; they take turns, and medians are told.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paceline.client import AsyncClient
@@ -20,7 +23,7 @@ from paceline.rpc.server import Server, run, wait_for_signal
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
-from tests.services import running, start_service
+from tests.services import Service, running, start_service
 
 VOCAB_SIZE = 512
 NUM_DRAFT_TOKENS = 4
@@ -74,13 +77,15 @@ class InstantServer:
         return model_pb2.ReleaseResponse()
 
 
-def serve_fakes(folder: str, files: dict[str, bytes], messages: Any) -> None:
-    """Serves both fakes until SIGTERM, in a process that the coordinator's figures exclude."""
+def serve_fakes(folder: str, num_targets: int, files: dict[str, bytes], messages: Any) -> None:
+    """Serves a draft and the targets until SIGTERM, in a process that the coordinator's figures exclude."""
 
     async def serve() -> None:
         servers = []
-        for module, service in ((draft_pb2, "Draft"), (target_pb2, "Target")):
-            server = Server(f"unix:{folder}/{service.lower()}.sock")
+        kinds = [(draft_pb2, "Draft", "draft")]
+        kinds += [(target_pb2, "Target", f"target-{number}") for number in range(num_targets)]
+        for module, service, name in kinds:
+            server = Server(f"unix:{folder}/{name}.sock")
             servicer = InstantServer(module, service, files, messages)
             server.add_service(module.DESCRIPTOR.services_by_name[service], servicer)
             await server.start()
@@ -98,7 +103,8 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: int) -> str:
+async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: int) -> tuple[float, float]:
+    """Returns microseconds and messages a sequence-round."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=NUM_DRAFT_TOKENS)
     async with AsyncClient(address) as client:
@@ -106,8 +112,7 @@ async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: i
         before_s, before = cpu_s(pid), messages.value
         done = await asyncio.gather(*(client.complete([1, 2, 3], params, speculation) for _ in range(at_once)))
     rounds = sum(each.finish.speculation.rounds for each in done)
-    each_us = (cpu_s(pid) - before_s) / rounds * 1e6
-    return f"{at_once:3d} at once: {each_us:6.0f} us CPU and {(messages.value - before) / rounds:5.2f} messages a sequence-round"
+    return (cpu_s(pid) - before_s) / rounds * 1e6, (messages.value - before) / rounds
 
 
 async def main() -> None:
@@ -116,19 +121,38 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", default="1,16,64")
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--targets", default="1")
+    parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="paceline-bench-")
+    counts = [int(each) for each in arguments.targets.split(",")]
     spawn = multiprocessing.get_context("spawn")
     messages = spawn.Value("q", 0, lock=False)
-    fakes = spawn.Process(target=serve_fakes, args=(folder, dummy_tokenizer_files(VOCAB_SIZE), messages))
+    files = dummy_tokenizer_files(VOCAB_SIZE)
+    fakes = spawn.Process(target=serve_fakes, args=(folder, max(counts), files, messages))
     fakes.start()
     try:
-        addresses = ("--draft", f"unix:{folder}/draft.sock", "--target", f"unix:{folder}/target.sock")
-        coordinator = start_service("coordinator", Path(folder), *addresses)
-        with running(coordinator):
+        with ExitStack() as stack:
+            fronts: dict[int, Service] = {}
+            for count in counts:
+                targets = ",".join(f"unix:{folder}/target-{number}.sock" for number in range(count))
+                flags = ("--draft", f"unix:{folder}/draft.sock", "--target", targets)
+                address = f"unix:{folder}/coordinator-{count}.sock"
+                fronts[count] = start_service("coordinator", Path(folder), *flags, address=address)
+                stack.enter_context(running(fronts[count]))
             for at_once in (int(each) for each in arguments.at_once.split(",")):
-                pid = coordinator.process.pid
-                print(await measure(coordinator.address, pid, messages, at_once, arguments.tokens), flush=True)
+                found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+                for _ in range(arguments.turns):
+                    for count, front in fronts.items():
+                        found[count].append(
+                            await measure(front.address, front.process.pid, messages, at_once, arguments.tokens)
+                        )
+                for count, turns in found.items():
+                    each_us, num_messages = (median(values) for values in zip(*turns, strict=True))
+                    print(
+                        f"{at_once:3d} at once, {count} targets: {each_us:6.0f} us CPU and {num_messages:5.2f} messages a sequence-round",
+                        flush=True,
+                    )
     finally:
         fakes.terminate()
         fakes.join()

@@ -21,6 +21,7 @@ async def embedded_pair(
     remembers: bool = True,
     front: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
+    num_targets: int = 1,
     **servers: Any,
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
     """Runs the default target, and `draft`, which may be "none".
@@ -32,6 +33,8 @@ async def embedded_pair(
         coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}
         if not remembers:
             coordinator["recent_tokens"] = 0
-        deployment = make_stack({**servers, **(target or {})}, {"model": draft, **servers}, coordinator)
+        deployment = make_stack(
+            {**servers, **(target or {})}, {"model": draft, **servers}, coordinator, num_targets=num_targets
+        )
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

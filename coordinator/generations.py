@@ -98,7 +98,7 @@ class Generations:
         )
 
     def _place(self, choice: Choice, member: Member | None = None) -> TargetPlace:
-        return Place(self.target, choice.context.tokens, choice.context.request.cache_salt, member)
+        return Place(self.target, choice.context.request, choice.context.tokens, member)
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Deferred, so that the next round's command is sent before this round's text.

@@ -89,7 +89,7 @@ class DraftBeams:
         assert resources.draft is not None, "beams are drafted only with a draft server"
         # At temperature 1 the model reports its own probabilities.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
-        self._place = Place(resources.draft, request.prompt, request.cache_salt)
+        self._place = Place(resources.draft, request, request.prompt)
         self._branches = Branches(RemoteSequence(self._place, request, sampling), len(request.prompt))
         self._deadline, self._prompt = resources.deadline, request.prompt
         self._num_steps = num_steps

@@ -73,7 +73,7 @@ def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, Hierarc
     ngram = NgramDrafter(resources.ngram_shape)
     if resources.draft is None:
         return ngram, None
-    place = Place(resources.draft, request.prompt, request.cache_salt)
+    place = Place(resources.draft, request, request.prompt)
     return ngram, HierarchicalDrafter(place, request, resources.deadline, ngram)
 
 

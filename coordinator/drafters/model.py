@@ -260,7 +260,7 @@ class StandbyDrafter(Drafter):
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
     if resources.draft is None:
         return None
-    place = Place(resources.draft, request.prompt, request.cache_salt)
+    place = Place(resources.draft, request, request.prompt)
     return RemoteDrafter(place, request, resources.deadline)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
+from coordinator.context import Request
 from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
 from coordinator.remote.pool import Member, Pool
 from paceline.errors import ResourceExhausted, Unavailable
@@ -23,18 +24,15 @@ class Place(Generic[Command, Answer]):
     def __init__(
         self,
         pool: Pool[Command, Answer],
+        request: Request,
         tokens: Sequence[int],
-        salt: str,
         member: Member[Command, Answer] | None = None,
     ) -> None:
-        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is read soonest."""
+        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest."""
         self.pool = pool
-        self._tokens, self._salt = tokens, salt
-        digests = pool.digests(tokens, salt)
-        self._member = member or pool.choose(len(tokens), digests) or pool.members[0]
-        self._member.num_placed += 1
-        # An attribute for speed.
-        self.link: Link[Command, Answer] = self._member.link
+        self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
+        self._num_reserved = len(tokens) + self._num_new
+        self._enter(member or self._choose() or pool.members[0])
 
     @property
     def is_serving(self) -> bool:
@@ -42,13 +40,11 @@ class Place(Generic[Command, Answer]):
 
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
         """Goes to another member that serves and was not tried. Returns whether there is one."""
-        digests = self.pool.digests(self._tokens, self._salt)
-        member = self.pool.choose(len(self._tokens), digests, {self._member, *tried})
+        member = self._choose({self._member, *tried})
         if member is None:
             return False
-        self._member.num_placed -= 1
-        self._member, self.link = member, member.link
-        member.num_placed += 1
+        self._leave()
+        self._enter(member)
         self.pool.num_moves += 1
         return True
 
@@ -79,14 +75,31 @@ class Place(Generic[Command, Answer]):
 
     def learn_cached(self, num_tokens: int) -> None:
         """Corrects what the member is believed to have cached of the context."""
-        digests = self.pool.digests(self._tokens, self._salt)
-        self._member.known.drop(digests[num_tokens // self.pool.num_block_tokens :])
+        self._member.known.drop(self._digests[num_tokens // self.pool.num_block_tokens :])
 
     def release(self) -> None:
         """Leaves the member, which has the context cached."""
-        self._member.num_placed -= 1
         if self.link.is_up:
-            self._member.known.add(self.pool.digests(self._tokens, self._salt))
+            self._member.known.add(self._digests)
+        self._leave()
+
+    @property
+    def _digests(self) -> list[bytes]:
+        return self.pool.digests(self._tokens, self._salt)
+
+    def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
+        return self.pool.choose(self._digests, len(self._tokens), self._num_new, without)
+
+    def _enter(self, member: Member[Command, Answer]) -> None:
+        member.num_placed += 1
+        member.num_reserved += self._num_reserved
+        # An attribute for speed.
+        self.link: Link[Command, Answer] = member.link
+        self._member = member
+
+    def _leave(self) -> None:
+        self._member.num_placed -= 1
+        self._member.num_reserved -= self._num_reserved
 
 
 TargetPlace = Place[TargetCommand, TargetAnswer]

@@ -30,8 +30,8 @@ from paceline.rpc.members import Members
 from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
-# Generations of a member, at most, as a multiple of the mean.
-MAX_LOAD_FACTOR = 1.25
+# How many tokens a generation is expected to generate, at most.
+EXPECTED_TOKENS = 128
 # How long the generations of a member that left the list may stay there.
 LEAVING_S = 20.0
 # Raises ConfigError for an unsuitable server at an address.
@@ -42,8 +42,8 @@ class Member(Generic[Command, Answer]):
     def __init__(self, link: Link[Command, Answer]) -> None:
         self.link = link
         self.known = KnownPrefixes()
-        # Generations here.
-        self.num_placed = 0
+        # Generations here, and the tokens that they may come to have.
+        self.num_placed = self.num_reserved = 0
         # No longer in the list: it gets no more generations.
         self.is_leaving = False
 
@@ -123,23 +123,26 @@ class Pool(Generic[Command, Answer]):
         return "; ".join(each.link.absence for each in self.members)
 
     def choose(
-        self, num_tokens: int, digests: Sequence[bytes], without: Collection[Member[Command, Answer]] = ()
+        self, context: Sequence[bytes], num_tokens: int, num_new: int, without: Collection[Member[Command, Answer]] = ()
     ) -> Member[Command, Answer] | None:
-        """Returns which of the serving members would give the next token of a context soonest.
+        """Returns which of the serving members is likely to end a generation soonest.
 
-        `digests`: of the context's whole blocks.
+        context: digests of the whole blocks of its `num_tokens` tokens.
+        num_new: tokens to generate, at most.
         """
         serving = [each for each in self.members if each.is_serving and each not in without]
         if len(serving) < 2:
             return serving[0] if serving else None
-        most = MAX_LOAD_FACTOR * (sum(each.num_placed for each in serving) + 1) / len(serving)
+        # One member's for all: a member may have measured its own while others were busy on its cores.
+        forward_s, num_rounds = self.forward_times, min(num_new, EXPECTED_TOKENS)
 
-        def cost(member: Member[Command, Answer]) -> tuple[float, int]:
-            # The forward that reads the prompt has a token of each generation there, too.
-            num_unknown = num_tokens - member.known.num_blocks(digests) * self.num_block_tokens
-            return member.link.forward_times(num_unknown + member.num_placed), member.num_placed
+        def cost(member: Member[Command, Answer]) -> tuple[bool, float, int]:
+            num_unknown = num_tokens - member.known.num_blocks(context) * self.num_block_tokens
+            seconds = forward_s(num_unknown) + num_rounds * forward_s(member.num_placed + 1)
+            is_full = member.num_reserved + num_tokens + num_new > member.link.num_cache_tokens
+            return is_full, seconds, member.num_placed
 
-        return min((each for each in serving if each.num_placed < most), key=cost)
+        return min(serving, key=cost)
 
     def digests(self, tokens: Sequence[int], salt: str) -> list[bytes]:
         """Returns the digests of whole blocks; none in a pool of one, where nothing is to be chosen."""

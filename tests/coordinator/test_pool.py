@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -15,6 +16,7 @@ from coordinator.remote.pool import Member, TargetPool
 from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes, block_digests
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
+from tests.coordinator.contexts import make_context
 
 BLOCK = 4
 # A second for each token read, and a second in any case.
@@ -24,7 +26,7 @@ PROMPT = list(range(10))
 
 def member(name: str) -> Member:
     link = SimpleNamespace(
-        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, away_s=0.0,
+        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
         want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
     )  # fmt: skip
     return Member(cast(Any, link))
@@ -36,8 +38,9 @@ def pool_of(*names: str) -> TargetPool:
     return pool
 
 
-def place(pool: TargetPool, tokens: list[int] = PROMPT) -> Place:
-    return Place(pool, tokens, "")
+def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4) -> Place:
+    request = make_context(tokens, num_new).request
+    return Place(pool, replace(request, cache_salt=salt), tokens)
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -59,14 +62,27 @@ def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
     assert again.link.address == "c"
     # Other tokens, and the same under another salt, are known nowhere.
     assert place(pool, [1, *PROMPT]).link.address == "a"
-    assert Place(pool, PROMPT, "other").link.address == "b"
+    assert place(pool, salt="other").link.address == "b"
 
 
-def test_no_member_has_far_more_generations_than_the_mean() -> None:
+def test_cached_tokens_outweigh_others_generations_as_far_as_they_save_time() -> None:
     pool = pool_of("a", "b")
     place(pool).release()
-    assert [place(pool).link.address for _ in range(8)].count("a") <= 5
-    assert pool.members[1].num_placed >= 3
+    # 8 tokens are known at the first. Beside another generation each of 4 rounds takes a second longer.
+    assert [place(pool).link.address for _ in range(6)] == ["a", "a", "b", "a", "b", "a"]
+    pool = pool_of("a", "b")
+    place(pool).release()
+    assert [place(pool, num_new=40).link.address for _ in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_a_member_whose_cache_is_spoken_for_comes_last() -> None:
+    pool = pool_of("a", "b")
+    place(pool).release()
+    large = place(pool, num_new=990)
+    assert [place(pool).link.address for _ in range(3)] == ["b", "b", "b"]
+    large.release()
+    assert place(pool).link.address == "a"
+    assert (pool.members[0].num_placed, pool.members[0].num_reserved) == (1, 14)
 
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:

@@ -78,7 +78,7 @@ async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[DraftPool]:
 
 
 def place(pool: DraftPool) -> DraftPlace:
-    return Place(pool, [], "")
+    return Place(pool, make_context([1]).request, [])
 
 
 def fill_with(**fields: Any) -> Callable[[Any], None]:
