@@ -90,6 +90,8 @@ class FakeTarget:
         self.sizes: list[int] = []
         self.counts: list[int] = []
         self._answer = answer
+        # Of the first session, as if the process were another than the card's.
+        self.instance_id = ""
 
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(name="fake", protocol_version=self.version, max_model_len=512)
@@ -97,7 +99,8 @@ class FakeTarget:
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.sessions += 1
         answer = self._answer if self.sessions == 1 else good
-        yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake"))
+        instance_id = self.instance_id if self.sessions == 1 else ""
+        yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake", instance_id=instance_id))
         async for request in requests:
             self.sizes.append(request.ByteSize())
             self.counts.append(len(request.commands))
@@ -199,6 +202,15 @@ async def test_a_server_of_another_protocol_version_is_refused_naming_both(tmp_p
         with pytest.raises(ConfigError, match=f"version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"):
             await pool.wait_usable(WAIT_S)
         await pool.stop()
+
+
+async def test_a_server_that_is_started_again_while_it_is_connected_is_asked_again(tmp_path: Path) -> None:
+    """Its card is another process's, of which the weights may be others."""
+    fake = FakeTarget()
+    fake.instance_id = "another"
+    async with serving(fake, tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        assert (fake.sessions, link.epoch) == (2, 1)
 
 
 async def test_a_link_stays_down_when_a_server_of_another_version_takes_its_place(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """A verdict whose parts do not fit together is refused by name. No real target server sends one."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator.acceptance import Proposal
-from coordinator.remote.target import verdict_from_answer
-from paceline.errors import InvalidArgument
+from coordinator.remote.target import IDENTITY, SameModel, verdict_from_answer
+from paceline.errors import ConfigError, InvalidArgument
 from paceline.speculation import Rule
-from paceline.v1 import target_pb2
+from paceline.v1 import model_pb2, target_pb2
 
 SUPPORT = np.array([5, 6])
 DRAFTS = Proposal([5, 6], [SUPPORT, SUPPORT], [np.full(2, 0.5, np.float32)] * 2)
@@ -42,3 +43,19 @@ def test_verdicts_that_fit_are_taken() -> None:
 def test_a_part_of_another_size_is_named(rule: Rule, fields: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"^{name} is .*; it must be \d values"):
         verdict_from_answer(target_pb2.Verdict(**fields), DRAFTS, rule, 1)
+
+
+@pytest.mark.parametrize("field", IDENTITY)
+def test_a_target_that_may_generate_other_tokens_is_refused_naming_why(field: str) -> None:
+    same, card = SameModel(), target_card(dtype="float32")
+    same.check("one:1", card)
+    same.check("two:2", target_card(dtype="float32"))
+    value = 5 if field == "max_model_len" else "other"
+    with pytest.raises(ConfigError, match=f"^the target server at three:3 has another {re.escape(IDENTITY[field])}: "):
+        same.check("three:3", target_card(**{"dtype": "float32", field: value}))
+    # It changes nothing for the others.
+    same.check("one:1", card)
+
+
+def target_card(**fields: Any) -> model_pb2.ModelCard:
+    return model_pb2.ModelCard(**fields)
