@@ -19,7 +19,7 @@ from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
 from coordinator.remote.link import DRAFT, TARGET
 from coordinator.remote.pool import DraftPool, Pool, TargetPool
-from coordinator.remote.target import SameModel
+from coordinator.remote.target import SameModel, identity_of
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
 from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
@@ -112,6 +112,7 @@ def _generations(
         )
     return Generations(
         target=target,
+        identity=identity_of(card),
         tokenizer=tokenizer,
         admission=Admission(settings.max_num_seqs, settings.max_queue_size, lambda: target.num_cache_tokens),
         policies=Policies(

@@ -29,6 +29,8 @@ class Generations:
     """Runs generations. `target_timeout_s`: how long to wait for an unreachable target."""
 
     target: TargetPool
+    # Of the targets (`coordinator.remote.target.identity_of`).
+    identity: str
     tokenizer: Tokenizer
     admission: Admission
     policies: Policies
@@ -108,7 +110,7 @@ class Generations:
         if emission is None:
             answer.put(choice, None)
             return
-        for response in make_responses(choice, emission, self.synthetic):
+        for response in make_responses(choice, emission, self.identity, self.synthetic):
             answer.put(choice, response)
 
     def _trace(self, choice: Choice, emission: Emission) -> RoundTrace:

@@ -24,7 +24,9 @@ class Choice:
         return self.stats.finish(self.context, synthetic_acceptance)
 
 
-def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> list[bytes]:
+def make_responses(
+    choice: Choice, emission: Emission, identity: str, synthetic: SyntheticAcceptance | None = None
+) -> list[bytes]:
     """Returns a round's message, after those with log-probabilities of a long prompt that do not fit in it."""
     request, index, responses = choice.context.request, choice.index, []
     of_prompt = emission.prompt_logprobs
@@ -36,7 +38,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
         encode_piece(
             request.request_id, index, emission.tokens, emission.origins, emission.pieces, emission.logprobs, of_prompt,
             emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls,
-            emission.reasoning,
+            emission.reasoning, identity if choice.stats.rounds == 0 else "",
         )
     )  # fmt: skip
     return responses

@@ -258,15 +258,23 @@ class Coordinators:
 
         `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
         """
-        replay_buffer, deadline = ReplayBuffer(), self._deadline()
+        replay_buffer, deadline, identity = ReplayBuffer(), self._deadline(), ""
+        # Until when not to ask coordinators that would not repeat the response.
+        unlike: dict[Coordinator, float] = {}
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
             async for coordinator in attempts:
+                if unlike.get(coordinator, 0.0) > time.monotonic():
+                    continue
                 resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
                 try:
                     with coordinator.track_request():
                         async with aclosing(start(coordinator.client_for(key), replay_buffer)) as pieces:
                             async for piece in pieces:
                                 coordinator.has_answered = True
+                                identity = identity or piece.identity
+                                if piece.identity not in ("", identity):
+                                    unlike[coordinator] = time.monotonic() + COOLDOWN_S
+                                    break
                                 if (rest := resumption.new_part(piece)) is not None:
                                     if is_resumed:
                                         self.metrics.count_resumed()
@@ -274,7 +282,9 @@ class Coordinators:
                                     replay_buffer.add(rest)
                                     deadline.on_progress()
                                     yield rest
-                    return
+                            else:
+                                return
+                    deadline.on_failure(Unavailable(f"the coordinator at {coordinator.address} serves another model"))
                 except Unavailable as error:
                     deadline.on_failure(error)
         raise deadline.failure

@@ -173,6 +173,8 @@ class Piece:
     # As in Finish, from the first round on.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    # In the sample's first piece: digest of what determines the target's tokens.
+    identity: str = ""
     # Set in the sample's last piece.
     finish: Finish | None = None
 

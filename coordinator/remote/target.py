@@ -1,4 +1,5 @@
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -164,6 +165,11 @@ IDENTITY = {
     "max_model_len": "maximum length",
     "arithmetic": "arithmetic (kind of processor, or version of its libraries)",
 }
+
+
+def identity_of(card: model_pb2.ModelCard) -> str:
+    """Returns a digest of what determines a target's tokens."""
+    return hashlib.sha256(repr([getattr(card, field) for field in IDENTITY]).encode()).hexdigest()[:16]
 
 
 class SameModel:

@@ -297,6 +297,7 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         tool_calls=[ToolCallDelta(**_fields(each, ToolCallDelta)) for each in response.tool_calls],
         prompt_tokens=response.prompt_tokens,
         cached_prompt_tokens=response.cached_prompt_tokens,
+        identity=response.identity,
         finish=_finish_from_message(response.finish) if response.HasField("finish") else None,
     )
 
@@ -305,7 +306,7 @@ def encode_piece(
     request_id: str, index: int, tokens: Sequence[int] = (), origins: Sequence[str] = (), texts: Sequence[str] = (),
     logprobs: Sequence[TokenLogprobs] = (), prompt_logprobs: Sequence[TokenLogprobs] = (),
     trace: RoundTrace | None = None, prompt_tokens: int = 0, cached_prompt_tokens: int = 0, finish: Finish | None = None,
-    tool_calls: Sequence[ToolCallDelta] = (), reasoning: str = "",
+    tool_calls: Sequence[ToolCallDelta] = (), reasoning: str = "", identity: str = "",
 ) -> bytes:  # fmt: skip
     """Encodes a piece from its parts: a `Piece` for every round would take as long again.
 
@@ -328,6 +329,8 @@ def encode_piece(
         message.prompt_logprobs.extend(map(_logprobs_to_message, prompt_logprobs))
     if reasoning:
         message.reasoning = reasoning
+    if identity:
+        message.identity = identity
     for call in tool_calls:
         message.tool_calls.add(**dataclasses.asdict(call))
     if trace is not None:

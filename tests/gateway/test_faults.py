@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from paceline.client import AsyncClient
+from tests.conftest import TINY
 from tests.gateway.conftest import Door, OpenDoor
 from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
 
@@ -125,6 +126,31 @@ async def test_coordinators_are_those_of_a_file_as_it_is_now(
         coordinator.kill()
         again = await asyncio.gather(*(follow(http, body) for body in SEEDED))
         assert [text_of(events) for events in again] == undisturbed
+
+
+async def test_answers_wait_for_a_coordinator_of_the_same_model(
+    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]], tmp_path: Path
+) -> None:
+    """During an upgrade two sets of weights stand side by side."""
+    path, other = tmp_path / "coordinators", f"unix:{tmp_path}/other.sock"
+    target = spawn_service("target_server", tmp_path, *TINY, "--kv-cache-dtype", "int8")
+    path.write_text(f"{coordinator.address}\n")
+    door = open_door(tiny_trio, "--coordinators", f"file:{path}")
+    with running(target):
+        await asyncio.to_thread(target.wait_serving)
+        flags = ("--target", target.address, "--draft", "none")
+        newer = await asyncio.to_thread(start_service, "coordinator", tmp_path, *flags, address=other)
+        async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+            with running(newer):
+                following = await begin(http, SEEDED)
+                path.write_text(f"{coordinator.address}\n{other}\n")
+                await asyncio.sleep(1.0)
+                coordinator.kill()
+                await asyncio.sleep(1.0)
+                # What is new is answered by the other.
+                assert (await http.post("/v1/completions", json={**BODY, "prompt": "t1"})).status_code == 200
+                with running(await asyncio.to_thread(restart, coordinator)):
+                    assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
 
 
 async def test_answers_go_on_when_the_only_coordinator_is_back(
