@@ -49,7 +49,7 @@ def instance_at(listen: str, timeout_s: float = 5.0, tls: Tls = NO_TLS) -> str |
 def _open(address: str, tls: Tls) -> grpc.Channel:
     if not tls:
         return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-    return grpc.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
+    return grpc.secure_channel(address, tls.channel_credentials(), options=tls_options(address, tls))
 
 
 def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
