@@ -45,6 +45,7 @@ ENV PATH=/opt/paceline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PACELINE_CACHE_DIR=/home/paceline/.cache/paceline \
     NUMBA_CACHE_DIR=/home/paceline/.cache/paceline/numba \
+    TRITON_CACHE_DIR=/home/paceline/.cache/paceline/triton \
     HF_HOME=/home/paceline/.cache/paceline/huggingface
 USER paceline
 WORKDIR /home/paceline

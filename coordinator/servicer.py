@@ -79,7 +79,7 @@ class GenerationServicer:
     async def Describe(
         self, message: generation_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> generation_pb2.DescribeResponse:
-        return generation_pb2.DescribeResponse(
+        response = generation_pb2.DescribeResponse(
             target=self._card,
             draft=self._draft.card if self._draft is not None else None,
             defaults=speculation_to_message(self._defaults),
@@ -91,6 +91,10 @@ class GenerationServicer:
                 **self._tokenizer.special_tokens, chat_template=self._tokenizer.chat_template
             ),
         )
+        response.target.free_blocks, response.target.total_blocks = self._target.num_blocks
+        # For the next time: nobody waits for the model servers here.
+        self._target.refresh()
+        return response
 
     async def Tokenize(
         self, message: generation_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

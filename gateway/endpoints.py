@@ -23,7 +23,7 @@ from gateway.telemetry import GatewayMetrics, exposition
 from paceline.checks import require_at_most
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
-from paceline.keys import private_salt
+from paceline.keys import find_key, private_salt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.members import Members
@@ -68,9 +68,14 @@ class Gateway:
         self.coordinators = Coordinators(source, settings.retry_timeout, settings.servers_tls, self.metrics)
         await self.coordinators.start()
         self.texts = TokenTexts(self.coordinators)
+        # Without a key of its own it would be refused, and counted, by coordinators that need one.
+        is_known = settings.api_keys is None or find_key(None) is not None
+        self._following = asyncio.create_task(self.coordinators.follow_target()) if is_known else None
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        if self._following is not None:
+            self._following.cancel()
         await self.coordinators.close()
 
     def model_name(self, deployment: Deployment) -> str:

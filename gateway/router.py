@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
-from paceline.errors import Aborted, Unavailable
+from paceline.errors import Aborted, PacelineError, PermissionDenied, Unauthenticated, Unavailable
 from paceline.results import Deployment, Detokenized, Piece, ToolCallDelta
 from paceline.rpc.members import Members
 
@@ -28,6 +28,8 @@ RETRY_INTERVAL_S = 0.2
 MAX_LOAD_FACTOR = 1.25
 # How long a coordinator's description is cached.
 DESCRIPTION_TTL_S = 10.0
+# Interval at which metrics of the target are updated, and how long a coordinator may take to answer.
+FOLLOW_INTERVAL_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
 # Far above any vocabulary's size.
 MAX_CACHED_TOKENS = 1_000_000
 
@@ -239,10 +241,24 @@ class Coordinators:
                 return each.deployment
             each.deployment = await each.client_for(key).describe()
             each.deployment_until_s = time.monotonic() + DESCRIPTION_TTL_S
-            self.metrics.target_name = each.deployment.target.name
+            self.metrics.on_target(each.deployment.target)
             return each.deployment
 
         return await self._ask(ask)
+
+    async def follow_target(self) -> None:
+        """Keeps metrics of the target current. Returns if the gateway has no key of its own and needs one."""
+        while True:
+            for each in list(self._all):
+                try:
+                    async with asyncio.timeout(FOLLOW_TIMEOUT_S):
+                        self.metrics.on_target((await each.client.describe()).target)
+                    break
+                except (Unauthenticated, PermissionDenied):
+                    return
+                except (PacelineError, TimeoutError):
+                    continue
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
 
     async def ask(self, key: str | None, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Raises Unavailable."""

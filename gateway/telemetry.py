@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -15,13 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import PacelineError
 from paceline.observability.exposition import LONG_S, SHORT_S, new_registry
 from paceline.observability.spans import NO_SPAN, Span, Spans
-from paceline.results import Finish, Piece
+from paceline.results import Finish, Model, Piece
 from paceline.rpc.status import code_of
 
 # vLLM's names, without suffixes, of our metrics: dashboards, autoscalers and benchmark tools read them.
 VLLM_NAMES = {
     "vllm:num_requests_running": "paceline_gateway_answers_running",
     "vllm:num_requests_waiting": "paceline_gateway_answers_waiting",
+    "vllm:kv_cache_usage_perc": "paceline_gateway_kv_cache_used_ratio",
+    "vllm:cache_config": "paceline_gateway_kv_cache",
     "vllm:request_success": "paceline_gateway_generations",
     "vllm:prompt_tokens": "paceline_gateway_prompt_tokens",
     "vllm:generation_tokens": "paceline_gateway_generated_tokens",
@@ -55,6 +57,9 @@ class GatewayMetrics:
             return Histogram(f"paceline_gateway_{name}_seconds", text, buckets=bounds, registry=registry)
 
         self._requests = counter("requests", "HTTP requests by path and status.", "path", "status")
+        self._cache_used = gauge("kv_cache_used_ratio", "Fraction of the targets' KV cache blocks held by sequences.")
+        # The labels' names are vLLM's.
+        self._cache = Info("paceline_gateway_kv_cache", "Size of the targets' KV cache.", registry=registry)
         self._open = gauge("open_requests", "Open HTTP requests.")
         self._request_s = histogram("request", "Duration of HTTP requests.", LONG_S)
         self._running = gauge("answers_running", "Responses that have begun and are not finished.")
@@ -74,6 +79,11 @@ class GatewayMetrics:
         self._accepted_at = counter(
             "accepted_draft_tokens_per_position", "Accepted draft tokens by position in the round.", "position"
         )
+
+    def on_target(self, target: Model) -> None:
+        self.target_name = target.name
+        self._cache_used.set(1 - target.free_blocks / target.total_blocks if target.total_blocks else 0)
+        self._cache.info({"block_size": str(target.block_size), "num_gpu_blocks": str(target.total_blocks)})
 
     def count_open(self, change: int) -> None:
         self._open.inc(change)

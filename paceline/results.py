@@ -231,6 +231,10 @@ class Model:
     vocab_size: int
     max_model_len: int
     batch_invariant: bool
+    # Of the KV cache: tokens in a block, and blocks.
+    block_size: int = 0
+    total_blocks: int = 0
+    free_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

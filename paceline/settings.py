@@ -135,6 +135,9 @@ class FrontSettings(TlsSettings):
         None, description="file with the certificate to show to servers that ask for one; default: none"
     )
     servers_tls_key: LocalPath | None = Field(None, description="file with that certificate's key; default: none")
+    servers_tls_name: str | None = Field(
+        None, description="name in the servers' certificates; default: the name or IP address they are called by"
+    )
     api_keys: LocalPath | None = Field(
         None, description="require an API key listed in this file (docs/server.md); default: no keys"
     )
@@ -149,6 +152,8 @@ class FrontSettings(TlsSettings):
     def _has_good_certificates_for_servers(self) -> "FrontSettings":
         if self.servers_tls:
             as_value_error(self.servers_tls.client_context)
+        elif self.servers_tls_name is not None:
+            raise ValueError("--servers-tls-name needs --servers-tls-ca")
         return self
 
     @model_validator(mode="after")
@@ -161,7 +166,8 @@ class FrontSettings(TlsSettings):
 
     @property
     def servers_tls(self) -> Tls:
-        return Tls(self.servers_tls_cert, self.servers_tls_key, self.servers_tls_ca, CLIENT_FLAGS)
+        files = self.servers_tls_cert, self.servers_tls_key, self.servers_tls_ca
+        return Tls(*files, CLIENT_FLAGS, self.servers_tls_name)
 
 
 def read_toml() -> dict[str, dict[str, Any]]:

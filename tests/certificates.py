@@ -68,9 +68,9 @@ class Authority:
         self.ca = folder / "ca.pem"
         _openssl("req", "-x509", *NEW_KEY, "-days", "2", "-subj", f"/CN={folder.name}", *self._to(folder / "ca"))
 
-    def issue(self, name: str) -> Issued:
+    def issue(self, name: str, names: str = NAMES) -> Issued:
         path = self._folder / name
-        more = ("-addext", "basicConstraints=CA:FALSE", "-addext", NAMES, "-days", "1")
+        more = ("-addext", "basicConstraints=CA:FALSE", "-addext", names, "-days", "1")
         by = ("-CA", str(self.ca), "-CAkey", f"{self._folder}/ca.key")
         _openssl("req", "-x509", *by, *NEW_KEY, *more, "-subj", f"/CN={name}", *self._to(path))
         return Issued(path.with_suffix(".pem"), path.with_suffix(".key"), self.ca)

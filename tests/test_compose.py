@@ -141,6 +141,15 @@ def test_coordinator_calls_the_ports_the_servers_listen_on(services: dict[str, A
         assert argument(services["coordinator"]["command"], f"--{server}") == f"{server}:{port}"
 
 
+def test_libraries_write_to_the_volume_because_the_image_is_read_only() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (volume,) = re.findall(r"^VOLUME (\S+)$", dockerfile, re.MULTILINE)
+    folders = dict(re.findall(r"(\w+_CACHE_DIR|HF_HOME)=(\S+)", dockerfile))
+    folders = {name: folder for name, folder in folders.items() if folder.startswith("/home")}
+    assert folders.keys() == {"PACELINE_CACHE_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME"}
+    assert all(Path(folder).is_relative_to(volume) for folder in folders.values())
+
+
 @each_stack
 def test_coordinator_waits_until_both_servers_are_healthy(services: dict[str, Any]) -> None:
     waits = {name: rule["condition"] for name, rule in services["coordinator"]["depends_on"].items()}

@@ -231,6 +231,25 @@ class Link(Generic[Command, Answer]):
         except TimeoutError:
             raise Unavailable(self.absence) from None
 
+    async def refresh(self) -> None:
+        """Learns how many blocks of its cache are free now. A failure changes nothing: the session notices a lost server."""
+        card, channel = self.card, self.channel
+        if card is None or channel is None:
+            return
+        try:
+            request = model_pb2.DescribeModelRequest()
+            now = _decoded(await self.kind.make_stub(channel).Describe(request, timeout=DESCRIBE_S))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, Unavailable):
+            return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The channel was closed.
+            return
+        if now.instance_id == card.instance_id:
+            card.free_blocks = now.free_blocks
+
     def want(self) -> None:
         """Tries to connect soon: somebody waits."""
         self._is_wanted.set()

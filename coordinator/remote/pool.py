@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 EXPECTED_TOKENS = 128
 # How long the generations of a member that left the list may stay there.
 LEAVING_S = 20.0
+# Age at which the number of free blocks is asked for again.
+REFRESH_S = 1.0
 # Raises ConfigError for an unsuitable server at an address.
 CheckCard = Callable[[str, Card], None]
 
@@ -64,6 +66,7 @@ class Pool(Generic[Command, Answer]):
         self.num_moves = 0
         self._source, self._check_card, self._tls = source, check_card, tls
         self._changed = asyncio.Event()
+        self._refreshed_s = -REFRESH_S
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout_s: float = 0.0) -> None:
@@ -107,6 +110,19 @@ class Pool(Generic[Command, Answer]):
         """Returns the capacity of all members that are up; of all, while none is."""
         links = [each.link for each in self.members if each.link.is_up or not self.is_up]
         return sum(link.num_cache_tokens for link in links)
+
+    @property
+    def num_blocks(self) -> tuple[int, int]:
+        """Returns the free and all blocks of the members that are up, the free ones as of the last `refresh`."""
+        cards = [each.link.card for each in self.members if each.link.is_up and each.link.card is not None]
+        return sum(card.free_blocks for card in cards), sum(card.total_blocks for card in cards)
+
+    def refresh(self) -> None:
+        """Asks the members for their free blocks, unless that was done just now."""
+        if time.monotonic() - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = time.monotonic()
+            for each in self.members:
+                self._spawn(each.link.refresh())
 
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable with the members' last errors."""

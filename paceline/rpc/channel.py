@@ -80,13 +80,13 @@ NO_TLS = Tls()
 def open_channel(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
     if not tls:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address, tls))
 
 
-def tls_options(address: str) -> list[tuple[str, int | str]]:
+def tls_options(address: str, tls: Tls) -> list[tuple[str, int | str]]:
     """Calls a unix socket localhost, since certificates name hosts."""
-    name = [("grpc.ssl_target_name_override", "localhost")] if address.startswith("unix:") else []
-    return [*CLIENT_OPTIONS, *name]
+    name = "localhost" if address.startswith("unix:") else tls.server_name
+    return [*CLIENT_OPTIONS, *([("grpc.ssl_target_name_override", name)] if name else [])]
 
 
 # How long a replaced channel stays open for calls in flight.

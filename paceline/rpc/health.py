@@ -1,6 +1,7 @@
-"""Health checks for containers: `python -m paceline.rpc.health ADDRESS` exits 0 if healthy.
+"""Health checks for containers: `python -m paceline.rpc.health ADDRESS [SERVICE]` exits 0 if healthy.
 
-ADDRESS is `http://ADDRESS` for a gateway. TLS files come from PACELINE_TLS_CA, PACELINE_TLS_CERT and PACELINE_TLS_KEY.
+ADDRESS is `http://ADDRESS` for a gateway. SERVICE is a gRPC health name; the default is the whole server, and `live` means
+that the process runs. TLS files come from PACELINE_TLS_CA, PACELINE_TLS_CERT and PACELINE_TLS_KEY.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def instance_at(listen: str, timeout_s: float = 5.0, tls: Tls = NO_TLS) -> str |
 def _open(address: str, tls: Tls) -> grpc.Channel:
     if not tls:
         return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-    return grpc.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
+    return grpc.secure_channel(address, tls.channel_credentials(), options=tls_options(address, tls))
 
 
 def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
@@ -69,10 +70,10 @@ def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnect
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m paceline.rpc.health [http://]ADDRESS")
-    given = sys.argv[1]
+    given, service = [*sys.argv[1:], ""][:2] if len(sys.argv) in (2, 3) else ("", "")
     is_http = given.startswith(("http://", "https://"))
+    if not given or (is_http and service):
+        sys.exit("usage: python -m paceline.rpc.health ADDRESS [SERVICE] | http://ADDRESS")
     address = given.partition("://")[2] if is_http else given
     tls = find_tls(None)
     try:
@@ -81,7 +82,7 @@ def main() -> None:
             tls.client_context()
     except (ConfigError, InvalidArgument) as error:
         sys.exit(f"error: {error}")
-    is_healthy = instance_at(address, tls=tls) is not None if is_http else is_serving(address, tls=tls)
+    is_healthy = instance_at(address, tls=tls) is not None if is_http else is_serving(address, service=service, tls=tls)
     sys.exit(0 if is_healthy else 1)
 
 

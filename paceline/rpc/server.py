@@ -31,6 +31,8 @@ from paceline.rpc.tls import Tls
 log = logging.getLogger(__name__)
 # How long calls in flight may go on after SIGTERM.
 DRAIN_S = 20.0
+# Health name for liveness probes, which must not restart a process because of what it depends on, or while it drains.
+LIVE = "live"
 
 
 class Server:
@@ -56,8 +58,9 @@ class Server:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = [health.SERVICE_NAME, *([reflection.SERVICE_NAME] if reflects else [])]
-        # SERVING as long as the process runs, whatever it depends on.
-        self._instance = instance_of(os.environ)
+        # SERVING as long as the event loop runs, whatever the process depends on.
+        self._always_serving = [LIVE, *([instance] if (instance := instance_of(os.environ)) else [])]
+        self._is_stopping = False
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
         handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
@@ -81,21 +84,23 @@ class Server:
         # Objects made so far live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
-        if self._instance:
-            await self._health.set(self._instance, health_pb2.HealthCheckResponse.SERVING)
+        for name in self._always_serving:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(True)
         if self._listen.startswith("unix:"):
             return self._listen
         return f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        is_serving = serving and not self._is_stopping
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ["", *self._names]:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls; gives calls in flight `grace_s` to finish."""
-        await self._health.enter_graceful_shutdown()
+        self._is_stopping = True
+        await self.set_serving(False)
         await self._server.stop(grace_s)
 
 

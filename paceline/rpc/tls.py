@@ -44,6 +44,8 @@ class Tls:
     # The authority of the other side's certificates.
     ca: str | Path | None = None
     names: Names = field(default=Names(), repr=False, compare=False)
+    # Name that servers' certificates must have, instead of the address by which they are called.
+    server_name: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self._files)

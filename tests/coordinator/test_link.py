@@ -86,6 +86,7 @@ class FakeTarget:
     def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
         self.version = version
         self.sessions = self.commands = 0
+        self.free_blocks = 10
         # Of each message.
         self.sizes: list[int] = []
         self.counts: list[int] = []
@@ -94,7 +95,9 @@ class FakeTarget:
         self.instance_id = ""
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(name="fake", protocol_version=self.version, max_model_len=512)
+        return model_pb2.ModelCard(
+            name="fake", protocol_version=self.version, max_model_len=512, total_blocks=10, free_blocks=self.free_blocks
+        )
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.sessions += 1
@@ -300,3 +303,18 @@ async def test_the_largest_opens_of_one_moment_make_no_large_message(tmp_path: P
         await ask(link)
         assert fake.commands == 65
         assert max(fake.sizes) <= SPLIT_BYTES + largest.ByteSize() + 100
+
+
+async def test_free_blocks_are_asked_for_again_and_a_lost_server_keeps_its_last(tmp_path: Path) -> None:
+    fake = FakeTarget()
+    async with linked(f"unix:{tmp_path}/fake.sock") as link:
+        await link.refresh()
+        async with serving(fake, tmp_path):
+            await link.wait_up(WAIT_S)
+            assert link.card is not None
+            fake.free_blocks = 3
+            assert link.card.free_blocks == 10
+            await link.refresh()
+            assert link.card.free_blocks == 3
+        await link.refresh()
+        assert link.card.free_blocks == 3

@@ -205,6 +205,19 @@ async def test_a_member_with_generations_is_let_go_when_they_have_ended_unless_i
     await pool.stop()
 
 
+async def test_blocks_are_those_of_all_members_that_are_up_and_asked_for_at_most_once_a_second() -> None:
+    pool = pool_of("a", "b", "c")
+    for each, (free, total) in zip(pool.members, ((1, 10), (5, 20), (30, 30)), strict=True):
+        link = cast(Any, each.link)
+        link.card, link.refresh = SimpleNamespace(free_blocks=free, total_blocks=total), AsyncMock()
+    cast(Any, pool.members[2].link).is_up = False
+    assert pool.num_blocks == (6, 30)
+    for _ in range(5):
+        pool.refresh()
+    await asyncio.sleep(0)
+    assert [cast(Any, each.link).refresh.await_count for each in pool.members] == [1, 1, 1]
+
+
 def test_blocks_are_told_by_all_tokens_before_them() -> None:
     digests = block_digests(PROMPT, "", BLOCK)
     assert len(digests) == 2

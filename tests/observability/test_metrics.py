@@ -219,7 +219,19 @@ async def test_the_gateway_has_the_same_numbers_under_vllms_names(watched: Watch
     assert found.value("vllm:request_success_total", finished_reason="length") > 0
 
 
-SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
+SUFFIXES = ("", "_total", "_bucket", "_count", "_sum", "_info")
+
+
+async def test_an_endpoint_picker_finds_how_full_the_targets_cache_is(watched: Watched) -> None:
+    """By the names and labels that those of the Gateway API's inference extension read."""
+    async with httpx2.AsyncClient(base_url=watched.url, timeout=60) as http:
+        # With a caller's key: this gateway has none of its own.
+        await http.get("/v1/deployment", headers={"authorization": f"Bearer {watched.key}"})
+    gateway, target = watched.scrape("gateway"), watched.scrape("target")
+    tokens, blocks = target.value("paceline_kv_cache_block_tokens"), target.value("paceline_kv_cache_blocks")
+    size = {"block_size": f"{tokens:.0f}", "num_gpu_blocks": f"{blocks:.0f}"}
+    assert gateway.value("vllm:cache_config_info", **size) == 1
+    assert 0 <= gateway.value("vllm:kv_cache_usage_perc") < 1
 
 
 async def test_every_path_of_the_gateway_has_a_label_of_its_own_and_no_other_path_has() -> None:

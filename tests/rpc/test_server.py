@@ -1,16 +1,20 @@
 """What a server makes of answers and errors that gRPC can't carry: a status of its own words, and the next call is served."""
 
+import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from paceline.rpc.server import Server
+from paceline.rpc.server import LIVE, Server
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 
@@ -60,3 +64,47 @@ async def test_the_words_of_an_error_are_cut_to_what_a_header_holds(stub: Any) -
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith("😀 😀\n😀\n")
     assert 990 < len(caught.value.details().encode()) <= 1000
+
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_server_that_does_not_serve_is_live(tmp_path: Path) -> None:
+    """A liveness probe restarts neither a coordinator without a target, nor a server that drains."""
+    server = Server(f"unix:{tmp_path}/live.sock")
+    server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], Talkative())
+    async with open_channel(await server.start()) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def status(service: str) -> int:
+            return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+        for is_serving, expected in ((True, SERVING), (False, NOT_SERVING), (True, SERVING), (False, NOT_SERVING)):
+            await server.set_serving(is_serving)
+            assert [await status(""), await status("paceline.v1.Generation"), await status(LIVE)] == [
+                expected, expected, SERVING,
+            ]  # fmt: skip
+        # While it stops, only calls that have begun can tell.
+        await server.set_serving(True)
+        watches = {name: stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", LIVE)}
+        assert [(await each.read()).status for each in watches.values()] == [SERVING, SERVING]
+        stopping = asyncio.create_task(server.stop(0.5))
+        assert (await watches[""].read()).status == NOT_SERVING
+        await server.set_serving(True)
+        # It says nothing else until the call is cut.
+        with pytest.raises(grpc.aio.AioRpcError):
+            await watches[LIVE].read()
+        await stopping
+
+
+async def test_a_health_check_can_ask_for_one_name(tmp_path: Path) -> None:
+    server = Server(f"unix:{tmp_path}/named.sock")
+    address = await server.start()
+    await server.set_serving(False)
+
+    async def check(*arguments: str) -> int:
+        command = [sys.executable, "-m", "paceline.rpc.health", *arguments]
+        return (await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60)).returncode
+
+    assert [await check(address), await check(address, LIVE), await check(address, "unknown")] == [1, 0, 1]
+    await server.stop(0)

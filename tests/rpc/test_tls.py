@@ -5,6 +5,7 @@ import logging
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -81,6 +82,18 @@ async def test_who_has_a_certificate_is_served(served: Issued, mine: Issued, lis
         async with open_channel(address, mine.tls) as channel:
             await check(channel)
         assert await asyncio.to_thread(is_serving, address, tls=mine.tls)
+
+
+async def test_a_server_reached_by_ip_address_may_have_a_certificate_for_a_name(
+    authority: Authority, mine: Issued
+) -> None:
+    named = authority.issue("pods", "subjectAltName=DNS:services")
+    async with serving(named.tls) as address:
+        assert "Hostname Verification Check failed" in await refusal(address, mine.tls)
+        for name, is_theirs in (("services", True), ("others", False)):
+            assert await asyncio.to_thread(is_serving, address, tls=replace(mine.tls, server_name=name)) is is_theirs
+        async with open_channel(address, replace(mine.tls, server_name="services")) as channel:
+            await check(channel)
 
 
 async def test_without_an_authority_for_clients_nobody_needs_a_certificate(served: Issued, other: Authority) -> None:
@@ -191,6 +204,7 @@ def test_files_that_are_bad_are_named(served: Issued, mine: Issued, tmp_path: Pa
             "servers_tls_cert": cert,
             "servers_tls_key": key,
         },
+        "--servers-tls-name needs --servers-tls-ca": {"servers_tls_name": "services"},
     }
     for settings in (CoordinatorSettings, GatewaySettings):
         for said, given in (server_cases | client_cases).items():
