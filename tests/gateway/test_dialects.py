@@ -125,7 +125,9 @@ def test_streamed_blocks_are_the_whole_message(rounds: list[Piece]) -> None:
     assert [each.type for each in snapshot.content] == kinds
     assert kinds.count("thinking") == sum(each.get("delta", {}).get("type") == "signature_delta" for each in events)
     for block, seen in zip(made["content"], snapshot.content, strict=True):
-        names = {"tool_use": ("id", "name", "input")}.get(block["type"], (block["type"],))
+        names = {"tool_use": ("id", "name", "input"), "thinking": ("thinking", "signature")}.get(
+            block["type"], (block["type"],)
+        )
         assert [block[each] for each in names] == [getattr(seen, each) for each in names]
     assert (snapshot.stop_reason, snapshot.usage.output_tokens) == (made["stop_reason"], len(rounds))
     assert made["usage"] == {
