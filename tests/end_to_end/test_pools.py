@@ -162,3 +162,26 @@ async def test_a_target_with_other_weights_never_serves_the_pool(tmp_path: Path)
         answering.cancel()
         with contextlib.suppress(asyncio.CancelledError, Unavailable):
             await answering
+
+
+async def test_a_rolling_restart_of_all_servers_fails_no_request_and_changes_no_token(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a", "target b"], ["draft a", "draft b"]) as found:
+        expected, is_over, num_answers = await found.answers(), False, 0
+
+        async def ask() -> None:
+            nonlocal num_answers
+            while not is_over:
+                assert await found.answers() == expected
+                num_answers += NUM_STREAMS
+
+        asking = asyncio.create_task(ask())
+        with contextlib.ExitStack() as stack:
+            for name, service in list(found.servers.by_name.items()):
+                assert await asyncio.to_thread(service.stop) == 0
+                found.servers.by_name[name] = await asyncio.to_thread(restart, service)
+                stack.enter_context(running(found.servers.by_name[name]))
+                await found.until(name.split()[0], name, 1)
+                assert not asking.done()
+            is_over = True
+            await asking
+        assert num_answers > 0
