@@ -1,6 +1,6 @@
-"""Three targets and two drafts: one of each is killed, and no text changes.
+"""Three targets and two drafts: some of them are killed, and no text changes.
 
-python -m benchmarks.pools [--streams 8] [--tokens 200] [--target M] [--draft M]
+python -m benchmarks.pools [--streams 8] [--tokens 200] [--kills 2] [--target M] [--draft M]
 
 Prints whether the texts are those of an undisturbed run, and the longest gap in a stream of both. Exits with 1 if a text differs.
 """
@@ -12,6 +12,8 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from itertools import cycle
 
 from benchmarks.deployment import DRAFT, MODEL
 from paceline.cli.services import Services
@@ -25,8 +27,8 @@ PROMPTS = (
     "How do tides work?",
     "List ten rivers and their lengths.",
 )
-# Time after which a server is killed, as a fraction of the undisturbed run.
-KILLS = {"target": 0.3, "draft": 0.6}
+# Killed in this order, again and again; each is started again by itself.
+VICTIMS = ("target", "draft", "target-2", "draft-2", "target-3")
 
 
 class Run:
@@ -54,18 +56,20 @@ class Run:
         return tokens
 
 
-async def kill(services: Services, undisturbed_s: float) -> None:
-    started_s = time.perf_counter()
-    for name, part in KILLS.items():
-        await asyncio.sleep(part * undisturbed_s - (time.perf_counter() - started_s))
-        os.kill(services.pids[name], signal.SIGKILL)
-        print(f"killed the first {name}", flush=True)
+async def kill(services: Services, num_kills: int, undisturbed_s: float) -> None:
+    """Kills servers at equal intervals of the undisturbed run's time."""
+    for name, _ in zip(cycle(VICTIMS), range(num_kills), strict=False):
+        await asyncio.sleep(undisturbed_s / (num_kills + 1))
+        with suppress(ProcessLookupError):
+            os.kill(services.pids[name], signal.SIGKILL)
+            print(f"killed {name}", flush=True)
 
 
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--target", default=MODEL)
     parser.add_argument("--draft", default=DRAFT)
     arguments = parser.parse_args()
@@ -80,13 +84,13 @@ async def main() -> int:
             started_s = time.perf_counter()
             expected = await undisturbed.texts()
             seconds = time.perf_counter() - started_s
-            killing = asyncio.create_task(kill(services, seconds))
+            killing = asyncio.create_task(kill(services, arguments.kills, seconds))
             found = await disturbed.texts()
             await killing
             watching.cancel()
     num_wrong = sum(one != other for one, other in zip(expected, found, strict=True))
     print(f"{len(found)} texts of {arguments.tokens} tokens, {num_wrong} differ from the undisturbed run's")
-    for name, run in (("undisturbed", undisturbed), ("with a target and a draft killed", disturbed)):
+    for name, run in (("undisturbed", undisturbed), ("with servers killed", disturbed)):
         print(f"longest gap in a stream, {name}: {run.longest_gap_s * 1000:.0f} ms")
     return 1 if num_wrong else 0
 

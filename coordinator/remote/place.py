@@ -60,7 +60,8 @@ class Place(Generic[Command, Answer]):
         while True:
             if not self.link.is_up and not self.move():
                 await self.pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
-                self.move()
+                if not self.link.is_up:
+                    self.move()
             try:
                 return await attempt()
             except (Unavailable, ResourceExhausted):

@@ -128,6 +128,22 @@ def test_a_signal_during_the_start_stops_everything(tmp_path: Path, number: sign
         assert services_of(tmp_path) == []
 
 
+def test_several_of_a_kind_start_and_one_that_dies_is_started_again(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/coordinator.sock"
+    with running_up(tmp_path, address, "--targets", "2", "--drafts", "2") as process:
+        wait_ready(process, address, tmp_path)
+        before = services_of(tmp_path)
+        assert len(before) == 6
+        with Client(address) as client:
+            expected = client.complete([1, 2, 3], SamplingParams(max_tokens=20), BY_MODEL).token_ids
+            for victim in before:
+                if "target_server" in Path(f"/proc/{victim}/cmdline").read_text():
+                    os.kill(victim, signal.SIGKILL)
+                    break
+            assert client.complete([1, 2, 3], SamplingParams(max_tokens=20), BY_MODEL).token_ids == expected
+        assert wait_for(lambda: len(services_of(tmp_path)) == 6 and victim not in services_of(tmp_path))
+
+
 def test_the_services_of_one_that_is_killed_follow_it(tmp_path: Path) -> None:
     with running_up(tmp_path, f"unix:{tmp_path}/coordinator.sock") as process:
         assert wait_for(lambda: len(services_of(tmp_path)) == 2)

@@ -12,7 +12,7 @@ from paceline.client import AsyncClient
 from paceline.errors import Unavailable
 from paceline.sampling import SamplingParams
 from tests.conftest import SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
-from tests.services import Service, free_port, restart, running, spawn_service
+from tests.services import Service, free_port, restart, running, spawn_service, wait_until_free
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,9 @@ async def test_a_killed_target_and_a_killed_draft_change_no_token(tmp_path: Path
         assert figures['paceline_moves_total{server="target"}'] > 0
         # And all of them at the two targets that are left.
         assert await found.answers() == expected
+        for each in found.servers.by_name.values():
+            if each.process.poll() is None:
+                await wait_until_free(each)
 
 
 async def test_members_that_leave_the_list_or_are_stopped_change_no_token(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ async def test_members_that_leave_the_list_or_are_stopped_change_no_token(tmp_pa
         async with asyncio.timeout(WAIT_S):
             while len(await found.placed("target")) < 2:
                 await asyncio.sleep(0.01)
-        # None at all is none that can be meant.
+        # An empty list can't be meant.
         found.servers.list("targets")
         found.servers.list("drafts", "draft a")
         await asyncio.sleep(1.0)
