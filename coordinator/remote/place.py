@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from coordinator.context import Request
 from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
 from coordinator.remote.pool import Member, Pool
+from coordinator.remote.prefixes import BlockDigests
 from paceline.errors import ResourceExhausted, Unavailable
 
 FIRST_PAUSE_S = 0.02
@@ -30,7 +31,8 @@ class Place(Generic[Command, Answer]):
     ) -> None:
         """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest."""
         self.pool = pool
-        self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
+        self._tokens, self._num_new = tokens, request.max_new_tokens
+        self._blocks = BlockDigests(tokens, request.cache_salt)
         self._num_reserved = len(tokens) + self._num_new
         self._enter(member or self._choose() or pool.members[0])
 
@@ -85,8 +87,8 @@ class Place(Generic[Command, Answer]):
         self._leave()
 
     @property
-    def _digests(self) -> list[bytes]:
-        return self.pool.digests(self._tokens, self._salt)
+    def _digests(self) -> Sequence[bytes]:
+        return self.pool.digests(self._blocks)
 
     def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
         return self.pool.choose(self._digests, len(self._tokens), self._num_new, without)

@@ -23,7 +23,7 @@ from coordinator.remote.link import (
     TargetAnswer,
     TargetCommand,
 )
-from coordinator.remote.prefixes import KnownPrefixes, block_digests
+from coordinator.remote.prefixes import BlockDigests, KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.members import Members
@@ -160,9 +160,9 @@ class Pool(Generic[Command, Answer]):
 
         return min(serving, key=cost)
 
-    def digests(self, tokens: Sequence[int], salt: str) -> list[bytes]:
-        """Returns the digests of whole blocks; none in a pool of one, where nothing is to be chosen."""
-        return block_digests(tokens, salt, self.num_block_tokens) if len(self.members) > 1 else []
+    def digests(self, context: BlockDigests) -> Sequence[bytes]:
+        """Returns a context's digests; none in a pool of one, where nothing is to be chosen."""
+        return context.of_now(self.num_block_tokens) if len(self.members) > 1 else ()
 
     @property
     def num_block_tokens(self) -> int:

@@ -9,13 +9,21 @@ from paceline.digests import extend_digest, first_digest
 MAX_BLOCKS = 100_000
 
 
-def block_digests(tokens: Sequence[int], salt: str, block_size: int) -> list[bytes]:
-    """Returns the digest of the tokens up to each whole block's end."""
-    digests, digest = [], first_digest(salt)
-    for begin in range(0, len(tokens) - block_size + 1, block_size):
-        digest = extend_digest(digest, tokens[begin : begin + block_size])
-        digests.append(digest)
-    return digests
+class BlockDigests:
+    """The digests of a context that grows: of the tokens up to each whole block's end."""
+
+    def __init__(self, tokens: Sequence[int], salt: str) -> None:
+        self._tokens, self._salt = tokens, salt
+        self._digests: list[bytes] = []
+
+    def of_now(self, block_size: int) -> Sequence[bytes]:
+        """Computes those of new blocks."""
+        digests = self._digests
+        digest = digests[-1] if digests else first_digest(self._salt)
+        for begin in range(len(digests) * block_size, len(self._tokens) - block_size + 1, block_size):
+            digest = extend_digest(digest, self._tokens[begin : begin + block_size])
+            digests.append(digest)
+        return digests
 
 
 class KnownPrefixes:

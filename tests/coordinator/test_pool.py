@@ -13,7 +13,7 @@ import pytest
 from coordinator.remote.link import TARGET, ForwardTimes
 from coordinator.remote.place import Place
 from coordinator.remote.pool import Member, TargetPool
-from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes, block_digests
+from coordinator.remote.prefixes import MAX_BLOCKS, BlockDigests, KnownPrefixes
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
 from tests.coordinator.contexts import make_context
@@ -91,7 +91,7 @@ def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
     again = place(pool)
     assert again.link.address == "a"
     again.learn_cached(0)
-    assert pool.members[0].known.num_blocks(pool.digests(PROMPT, "")) == 0
+    assert pool.members[0].known.num_blocks(digests_of(PROMPT)) == 0
 
 
 def test_members_that_are_silent_or_leave_get_none() -> None:
@@ -218,11 +218,23 @@ async def test_blocks_are_those_of_all_members_that_are_up_and_asked_for_at_most
     assert [cast(Any, each.link).refresh.await_count for each in pool.members] == [1, 1, 1]
 
 
+def digests_of(tokens: list[int]) -> list[bytes]:
+    return list(BlockDigests(tokens, "").of_now(BLOCK))
+
+
+def test_digests_of_a_context_grow_with_it() -> None:
+    tokens = PROMPT[:7]
+    blocks = BlockDigests(tokens, "")
+    assert list(blocks.of_now(BLOCK)) == digests_of(PROMPT[:4])
+    tokens += PROMPT[7:]
+    assert list(blocks.of_now(BLOCK)) == digests_of(PROMPT)
+
+
 def test_blocks_are_told_by_all_tokens_before_them() -> None:
-    digests = block_digests(PROMPT, "", BLOCK)
+    digests = digests_of(PROMPT)
     assert len(digests) == 2
-    assert block_digests([*PROMPT[:4], 99, *PROMPT[5:]], "", BLOCK)[0] == digests[0]
-    assert block_digests([99, *PROMPT[1:]], "", BLOCK)[1] != digests[1]
+    assert digests_of([*PROMPT[:4], 99, *PROMPT[5:]])[0] == digests[0]
+    assert digests_of([99, *PROMPT[1:]])[1] != digests[1]
     known = KnownPrefixes()
     known.add(digests[:1])
     assert (known.num_blocks(digests), known.num_blocks(digests[1:])) == (1, 0)
