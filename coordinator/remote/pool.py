@@ -27,13 +27,12 @@ from coordinator.remote.prefixes import BlockDigests, KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.members import Members
+from paceline.rpc.server import DRAIN_S
 from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 # How many tokens a generation is expected to generate, at most.
 EXPECTED_TOKENS = 128
-# How long the generations of a member that left the list may stay there.
-LEAVING_S = 20.0
 # Age at which the number of free blocks is asked for again.
 REFRESH_S = 1.0
 # Raises ConfigError for an unsuitable server at an address.
@@ -199,8 +198,8 @@ class Pool(Generic[Command, Answer]):
                 self._spawn(self._let_go(member))
 
     async def _let_go(self, member: Member[Command, Answer]) -> None:
-        """Drops a member that left the list, once its generations have ended or moved."""
-        deadline_s = time.monotonic() + LEAVING_S
+        """Drops a member that left the list, once its generations have ended. Those that have not in time move."""
+        deadline_s = time.monotonic() + DRAIN_S
         while member.num_placed and member.link.is_up and time.monotonic() < deadline_s:
             await asyncio.sleep(0.1)
             if not member.is_leaving:
