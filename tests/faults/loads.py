@@ -168,7 +168,8 @@ class HttpFollower(Follower):
             async for line in response.aiter_lines():
                 if line == "data: [DONE]":
                     is_whole = True
-                elif line:
+                # Comments tell that the answer is waited for.
+                elif line.startswith("data: "):
                     event = orjson.loads(line.removeprefix("data: "))
                     assert "error" not in event, event
                     self._text += "".join(choice["text"] for choice in event["choices"])

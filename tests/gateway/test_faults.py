@@ -38,7 +38,8 @@ def coordinator(tiny_trio: Trio, tmp_path: Path) -> Iterator[Service]:
 async def lines_of(response: httpx2.Response) -> AsyncIterator[Any]:
     """The stream's events, and None for [DONE]."""
     async for line in response.aiter_lines():
-        if line:
+        # Comments tell that the answer is waited for.
+        if line.startswith("data: "):
             event = line.removeprefix("data: ")
             yield None if event == "[DONE]" else orjson.loads(event)
 
