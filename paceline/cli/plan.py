@@ -1,7 +1,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +15,18 @@ from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
+from paceline.simulation import DRAFT, NOISE, TARGET, Deployment, Load, Outcome, Prices, best, deployments, simulate
 from paceline.speculation import MAX_DRAFT_TOKENS
 from paceline.theory import Forecast
 
 # Acceptance above which a smaller draft is worth trying, and below which another draft is needed.
 MUCH_ACCEPTED = 0.9
 LITTLE_ACCEPTED = 0.5
+
+# Without flags, a round of --machines.
+SIMULATED_ALPHA, SIMULATED_K = 0.8, 4
+USERS_PER_MACHINE = 100
+MAX_MACHINES, MAX_USERS = 64, 10_000
 
 LEGEND = (
     "accepted, tokens: expected per round; speed-up: over plain decoding\n"
@@ -45,7 +51,20 @@ def plan(
         float | None,
         typer.Option(help="arithmetic of a draft step, relative to the target's for one token; default: --draft-cost"),
     ] = None,
-    max_draft_tokens: Annotated[int, typer.Option(help=f"largest k, in [1, {MAX_DRAFT_TOKENS}]")] = MAX_DRAFT_TOKENS,
+    max_draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help=f"largest k, in [1, {MAX_DRAFT_TOKENS}], default: {MAX_DRAFT_TOKENS}; with --machines: k of every round, "
+            f"default: {SIMULATED_K}"
+        ),
+    ] = None,
+    machines: Annotated[
+        int | None,
+        typer.Option(help="simulate users of this many machines: pairs, targets and drafts apart, and no drafts"),
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help=f"with --machines: users; default: {USERS_PER_MACHINE} per machine")
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="write the plot to this .png file")] = None,
     figure_folder: Annotated[
         Path | None,
@@ -71,8 +90,9 @@ def plan(
 ) -> None:
     """Says whether to speculate, how many tokens to draft, and what speed to expect."""
     check_costs(alpha, draft_cost, wire, verify_cost, operations_cost)
-    require(1 <= max_draft_tokens <= MAX_DRAFT_TOKENS, "--max-draft-tokens", max_draft_tokens,
-            f"in [1, {MAX_DRAFT_TOKENS}]")  # fmt: skip
+    require(max_draft_tokens is None or 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS, "--max-draft-tokens",
+            max_draft_tokens, f"in [1, {MAX_DRAFT_TOKENS}]")  # fmt: skip
+    check_machines(machines, users, {"--png": png, "--figures": figure_folder, "--operations-cost": operations_cost})
     options.require_file("--png", png, ".png")
     if figure_folder is not None:
         ok = figure_folder.is_dir() or (figure_folder.parent.is_dir() and not figure_folder.exists())
@@ -87,11 +107,22 @@ def plan(
         draft_cost = found.draft_cost if draft_cost is None else draft_cost
         wire = found.wire if wire is None else wire
         verify_cost = found.row_cost if verify_cost is None else verify_cost
+    if machines is not None:
+        load = load_of(
+            users or machines * USERS_PER_MACHINE, alpha, draft_cost, wire, verify_cost, max_draft_tokens, found
+        )
+        outcomes = {each: simulate(each, load) for each in deployments(machines)}
+        if as_json:
+            print(json.dumps(simulated_record(load, outcomes, found)))
+        else:
+            show_machines(Console(highlight=False), load, outcomes, found)
+        return
     if alpha is None or draft_cost is None:
         name, allowed = ("--alpha", "a number in [0, 1]") if alpha is None else ("--draft-cost", "a number >= 0")
         raise InvalidArgument(name, f"is missing; give {allowed}, or --measure")
     operations_cost = draft_cost if operations_cost is None else operations_cost
-    made = Forecast(alpha, draft_cost, wire or 0.0, operations_cost, max_draft_tokens, verify_cost or 0.0)
+    longest = max_draft_tokens or MAX_DRAFT_TOKENS
+    made = Forecast(alpha, draft_cost, wire or 0.0, operations_cost, longest, verify_cost or 0.0)
     if as_json:
         print(json.dumps(as_record(made, found)))
     else:
@@ -115,6 +146,82 @@ def check_costs(
     }
     for name, cost in costs.items():
         require(cost is None or 0 <= cost < math.inf, name, cost, "a finite number >= 0")
+
+
+def check_machines(machines: int | None, users: int | None, others: dict[str, object]) -> None:
+    if machines is None:
+        if users is not None:
+            raise InvalidArgument("--users", "needs --machines")
+        return
+    require(1 <= machines <= MAX_MACHINES, "--machines", machines, f"in [1, {MAX_MACHINES}]")
+    require(users is None or 1 <= users <= MAX_USERS, "--users", users, f"in [1, {MAX_USERS}]")
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidArgument(name, "can't be combined with --machines")
+
+
+def load_of(
+    num_users: int,
+    alpha: float | None,
+    draft_cost: float | None,
+    wire: float | None,
+    verify_cost: float | None,
+    k: int | None,
+    found: Measured | None,
+) -> Load:
+    """Returns the built-in prices where no cost is given. Given costs are in target forwards."""
+    forward_ms = TARGET.forward if found is None else found.target_ms
+    target = TARGET.scaled(forward_ms / TARGET.forward)
+    draft = DRAFT.scaled(forward_ms / TARGET.forward)
+    if verify_cost is not None:
+        target = Prices(forward_ms * (1 - verify_cost), forward_ms * verify_cost, target.cached)
+    if draft_cost is not None:
+        draft = DRAFT.scaled(draft_cost * forward_ms / DRAFT.forward)
+    alpha = SIMULATED_ALPHA if alpha is None else alpha
+    load = Load(num_users, alpha, k or SIMULATED_K, target, draft)
+    return load if wire is None else replace(load, wire_ms=wire * forward_ms / 2)
+
+
+def simulated_record(load: Load, outcomes: dict[Deployment, Outcome], found: Measured | None) -> dict[str, Any]:
+    rows = [{"deployment": str(each), **asdict(each), **asdict(outcome)} for each, outcome in outcomes.items()]
+    measured = None if found is None else asdict(found)
+    return {**asdict(load), "best": str(best(outcomes)), "deployments": rows, "measured": measured}
+
+
+def show_machines(console: Console, load: Load, outcomes: dict[Deployment, Outcome], found: Measured | None) -> None:
+    table = Table(title=f"{load.num_users} users: tokens/s of an answer, ms to its first token", title_justify="left")
+    table.add_column("machines")
+    for heading in ("tokens/s p50", "p5", "first token p50", "p99"):
+        table.add_column(heading, justify="right")
+    chosen = best(outcomes)
+    for each, outcome in outcomes.items():
+        cells = (outcome.speed, outcome.slow_speed, outcome.first_ms, outcome.slow_first_ms)
+        table.add_row(str(each), *(f"{cell:.0f}" for cell in cells), style="bold green" if each == chosen else None)
+    console.print(table)
+    console.print(assumptions(load, found), style="dim", markup=False)
+    console.print(f"\n{about_the_best(outcomes)}", style="bold", markup=False)
+
+
+def assumptions(load: Load, found: Measured | None) -> str:
+    source = "Llama 3.2 3B and 1B on an H100, computed from 65 % of its bandwidth" if found is None else "--measure"
+    return (
+        f"assumed: alpha {load.alpha:.3g}, k {load.k}; target forward {load.target.forward:.3g} ms, draft step "
+        f"{load.draft.forward:.3g}, each further token {load.target.token:.2g} and {load.draft.token:.2g} ({source}, or your "
+        f"flags); {load.wire_ms:.2g} ms of messages per server and round; {load.think_s:.0f} s between an answer and the next "
+        "question, 2 to 10 turns of 60 and 250 tokens after a system prompt of 800; 80 GB machines; one seed"
+    )
+
+
+def about_the_best(outcomes: dict[Deployment, Outcome]) -> str:
+    chosen = best(outcomes)
+    plain = next(outcome.speed for each, outcome in outcomes.items() if each.num_drafts == 0)
+    pairs = next(outcome.speed for each, outcome in outcomes.items() if each.is_paired)
+    speed = outcomes[chosen].speed
+    if chosen.num_drafts == 0:
+        return f"Best: {chosen}. Nothing else is more than {NOISE:.0%} faster."
+    against = f"{speed / plain:.2f} times the speed without drafts"
+    against += "" if chosen.is_paired else f", {speed / pairs:.2f} times that of pairs"
+    return f"Best: {chosen}, {against}. Differences below {NOISE:.0%} are noise."
 
 
 def as_record(made: Forecast, found: Measured | None) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.cli.plan import advice
+from paceline.cli.measure import Measured
+from paceline.cli.plan import advice, load_of
 from paceline.cli.plots import BLOCKS, COLUMN_WIDTH, HEIGHT, terminal_plot, write_figures
+from paceline.simulation import Deployment, Load, Outcome, deployments
 from paceline.theory import Forecast
 from tests.cli.conftest import Ran
 
@@ -112,6 +114,13 @@ def test_plot_columns_are_as_high_as_the_values() -> None:
         ((*COSTS, "--png", "/no/such/folder/a.png"), "--png is '/no/such/folder/a.png'; it must be a file in a folder"),
         ((*COSTS, "--png", "/tmp/a.jpg"), "--png is '/tmp/a.jpg'; it must be a file whose name ends in .png"),
         ((*COSTS, "--prompts", "x"), "--prompts needs --measure"),
+        (("--machines", "0"), "--machines is 0; it must be in [1, 64]"),
+        (("--machines", "65"), "--machines is 65; it must be in [1, 64]"),
+        (("--machines", "1", "--users", "0"), "--users is 0; it must be in [1, 10000]"),
+        (("--machines", "1", "--users", "10001"), "--users is 10001; it must be in [1, 10000]"),
+        ((*COSTS, "--users", "9"), "--users needs --machines"),
+        (("--machines", "1", "--png", "/tmp/a.png"), "--png can't be combined with --machines"),
+        (("--machines", "1", "--operations-cost", "0"), "--operations-cost can't be combined with --machines"),
         (("--draft-cost", "0.1"), "--alpha is missing; give a number in [0, 1], or --measure"),
         (("--alpha", "0.5"), "--draft-cost is missing; give a number >= 0, or --measure"),
         (("--measure", "--max-tokens", "7"), "--max-tokens is 7; it must be >= 8"),
@@ -279,3 +288,64 @@ def test_a_folder_that_cannot_be_written_is_named(paceline: Callable[..., Ran], 
     ran = paceline("plan", *COSTS, "--figures", tmp_path)
     assert ran.code == 1
     assert ran.err.startswith(f"error: --figures {tmp_path}: ")
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Load]:
+    """Replaces the simulation; returns what it is asked for. The speed is 100 times the drafts, and 50 without."""
+    asked = []
+
+    def simulate(deployment: Deployment, load: Load) -> Outcome:
+        asked.append(load)
+        return Outcome(100 * deployment.num_drafts or 50, 41, 5.4, 99.6)
+
+    monkeypatch.setattr("paceline.cli.plan.simulate", simulate)
+    return asked
+
+
+def test_machines_are_compared_in_a_table(paceline: Callable[..., Ran], loads: list[Load]) -> None:
+    ran = paceline("plan", "--machines", 3)
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in ran.out.splitlines() if line[0:1] == "│"]
+    assert cells == [
+        ["3 targets, no drafts", "50", "41", "5", "100"],
+        ["3 pairs", "300", "41", "5", "100"],
+        ["2 targets, 1 draft", "100", "41", "5", "100"],
+        ["1 target, 2 drafts", "200", "41", "5", "100"],
+    ]
+    said = " ".join(ran.out.split())
+    assert "Best: 3 pairs, 6.00 times the speed without drafts." in said
+    # The built-in costs, and where they are from.
+    assert set(loads) == {Load(300)}
+    assert "alpha 0.8, k 4; target forward 2.97 ms, draft step 1.16" in said
+    assert "Llama 3.2 3B and 1B on an H100" in said
+    assert ran.code == 0, ran.err
+
+
+def test_machines_have_the_costs_that_were_given(paceline: Callable[..., Ran], loads: list[Load]) -> None:
+    flags = ("--alpha", 0.6, "--draft-cost", 0.1, "--wire", 0.4, "--verify-cost", 0.05, "--max-draft-tokens", 2)
+    ran = paceline("plan", "--machines", 2, "--users", 7, *flags, "--json")
+    load, record = loads[0], json.loads(ran.out)
+    assert (load.num_users, load.alpha, load.k) == (7, 0.6, 2)
+    forward_ms = Load(1).target.forward
+    assert load.target.forward == pytest.approx(forward_ms)
+    assert load.target.token == pytest.approx(0.05 * forward_ms)
+    assert load.draft.forward == pytest.approx(0.1 * forward_ms)
+    assert 2 * load.wire_ms == pytest.approx(0.4 * forward_ms)
+    assert [row["deployment"] for row in record["deployments"]] == [str(each) for each in deployments(2)]
+    assert (record["best"], record["alpha"], record["deployments"][1]["speed"]) == ("2 pairs", 0.6, 200)
+
+
+def test_measured_costs_are_multiples_of_the_measured_forward() -> None:
+    found = Measured(4, 0.7, 0.2, 0.3, 1.4, 1.5, target_ms=29.7, accepted=7, decided=10)
+    load = load_of(5, found.alpha, found.draft_cost, found.wire, found.row_cost, None, found)
+    assert (load.target.forward, load.target.token, load.draft.forward) == pytest.approx((29.7, 2.97, 5.94))
+    assert (load.alpha, 2 * load.wire_ms) == pytest.approx((0.7, 8.91))
+    # Ten times the built-in forward.
+    assert load.target.cached == pytest.approx(10 * Load(1).target.cached)
+
+
+def test_a_simulation_runs_in_the_command(paceline: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.simulation.MEASURED", 20)
+    record = json.loads(paceline("plan", "--machines", 1, "--users", 1, "--alpha", 1, "--json").out)
+    plain, pair = record["deployments"]
+    assert pair["speed"] > 1.5 * plain["speed"] > 0
