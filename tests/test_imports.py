@@ -134,7 +134,9 @@ def test_opentelemetry_is_imported_in_one_file_which_is_imported_where_traces_ar
 def test_ray_is_imported_in_its_own_package_which_no_other_imports() -> None:
     found = violations(PACKAGES, ("ray", "paceline.ray"))
     assert [line for line in found if not line.startswith("paceline.ray.")] == []
-    assert violations(("paceline.ray",), ("torch", "paceline.engine", "paceline.serving", "paceline.v1", *SERVICES)) == []
+    assert (
+        violations(("paceline.ray",), ("torch", "paceline.engine", "paceline.serving", "paceline.v1", *SERVICES)) == []
+    )
 
 
 def test_engine_knows_nothing_of_grpc() -> None:
