@@ -38,6 +38,7 @@ class Replica:
 
     async def __init__(self, group: str, host: str | None, plans: Sequence[Plan]) -> None:  # type: ignore[misc]
         self._group, self._host = group, host or ray.util.get_node_ip_address()
+        # For lists and a lock.
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
         self._directory = await asyncio.to_thread(directory_of, group)
         self._processes: list[Process] = []

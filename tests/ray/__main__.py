@@ -78,7 +78,12 @@ def documented(folder: Path) -> Figures:
         ray.send_signal(signal.SIGINT)
         start_s = time.monotonic()
         ray.wait(START_TIMEOUT_S)
-        return {**figures, "ended after s": time.monotonic() - start_s, "services left": services()}
+        return {
+            **figures,
+            "ended after s": time.monotonic() - start_s,
+            "services left": services(),
+            "folders left": len(list(folder.glob("paceline-ray-*"))),
+        }
     finally:
         ray.kill()
         ray.wait()
@@ -121,7 +126,6 @@ def chaos(folder: Path) -> Figures:
             )
             time.sleep(3.0)
             figures[f"{what}: replaced after s"], figures[f"{what}: longest gap s"] = took_s, traffic.take_gap_s()
-            print(what, f"{took_s:.1f}", traffic.num_answers, len(traffic.failures), file=sys.stderr, flush=True)
 
         def at(role: str, ip: str) -> int:
             return next(pid for address, pid in processes(role).items() if address.startswith(f"{ip}:"))
@@ -144,15 +148,14 @@ def chaos(folder: Path) -> Figures:
             traffic.stop()
         figures["answers"], figures["failures"] = traffic.num_answers, len(traffic.failures)
         print(*traffic.failures[:3], sep="\n", file=sys.stderr)
-    return {**figures, "services left": services()}
+    wait_until(lambda: services() == 0, "no service is left when its node is gone")
+    return figures
 
 
 def main() -> None:
     scenario, folder = {"documented": documented, "chaos": chaos}[sys.argv[1]], Path(sys.argv[2])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    figures = scenario(folder)
-    left = [path.name for path in folder.glob("paceline-ray-*")]
-    print(json.dumps({name: round(value, 2) for name, value in figures.items()} | {"folders left": len(left)}))
+    print(json.dumps({name: round(value, 2) for name, value in scenario(folder).items()}))
 
 
 if __name__ == "__main__":

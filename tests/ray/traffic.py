@@ -8,6 +8,8 @@ import time
 from typing import Any
 
 NUM_REQUESTS, NUM_STREAMS, NUM_TOKENS = 8, 4, 200
+# Between two answers of a stream: what is started meanwhile needs the same cores.
+PAUSE_S = 1.0
 PROMPTS = ("t1 t2 t3 " * 20, "t4 t5 " * 10, "t7 t8 t9 t10", "t11 t12 t1 t2 " * 8)
 
 
@@ -50,6 +52,7 @@ class Traffic:
             self.num_answers += 1
             if answer != self._expected[number % NUM_REQUESTS]:
                 self.failures.append(answer[-300:])
+            time.sleep(PAUSE_S)
 
     def _answer(self, number: int) -> str:
         connection = http.client.HTTPConnection(self._gateway, timeout=120)
