@@ -37,12 +37,12 @@ class Replica:
     """
 
     async def __init__(self, group: str, host: str | None, plans: Sequence[Plan]) -> None:  # type: ignore[misc]
-        self._group, self._host = group, host or ray.util.get_node_ip_address()
         # For lists and a lock.
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
+        self._is_ready = False
+        self._group, self._host = group, host or ray.util.get_node_ip_address()
         self._directory = await asyncio.to_thread(directory_of, group)
         self._processes: list[Process] = []
-        self._is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
         if roles := sorted({role for plan in plans for role in plan.servers.values()}):
             listed = asyncio.Event()
@@ -65,14 +65,14 @@ class Replica:
 
     async def __del__(self) -> None:
         """Ends in order: no new generations, then the old ones end or move, then the process does."""
-        if not getattr(self, "_is_ready", False):
-            return
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait([asyncio.create_task(self._leave(each)) for each in self._processes], timeout=GOODBYE_S)
-        # Until those who follow the lists have read them.
-        await asyncio.sleep(2 * INTERVAL_S)
-        await asyncio.gather(*(asyncio.to_thread(each.stop) for each in self._processes))
+        # One that is not ready is in no list and has nothing to drain: its process ends with this one.
+        if self._is_ready:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait([asyncio.create_task(self._leave(each)) for each in self._processes], timeout=GOODBYE_S)
+            # Until those who follow the lists have read them.
+            await asyncio.sleep(2 * INTERVAL_S)
+            await asyncio.gather(*(asyncio.to_thread(each.stop) for each in self._processes))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, plan: Plan, shares_device: bool) -> Process:

@@ -89,17 +89,22 @@ def documented(folder: Path) -> Figures:
         ray.wait()
 
 
-@contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[list[Node], Figures]]:
-    """A head without services; gateway and draft on a node; targets and coordinators there and on another."""
+def write_cluster(folder: Path, **target: str) -> Path:
+    """`target`: more of its settings."""
     lock = {"compute_lock_file": str(folder / "compute.lock")}
-    config = write_config(
+    return write_config(
         folder / "serve.yaml",
-        application("target", 2, target=settings_of(UNLIKE_TARGET) | lock),
+        application("target", 2, target=settings_of(UNLIKE_TARGET) | lock | target),
         application("draft", 1, {"front": 0.1}, draft=settings_of(UNLIKE_DRAFT) | lock),
         application("coordinator", 2, coordinator={"recent_tokens": 0}),
         application("gateway", 1, {"front": 0.1}, port=8000),
     )
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[list[Node], Figures]]:
+    """A head without services; gateway and draft on a node; targets and coordinators there and on another."""
+    config = write_cluster(folder)
     start_s = time.monotonic()
     nodes: list[Node] = []
     with ending(nodes):
@@ -113,7 +118,7 @@ def cluster(folder: Path) -> Iterator[tuple[list[Node], Figures]]:
 
 
 def chaos(folder: Path) -> Figures:
-    """Kills a target's process, a supervisor, a node and the head, while answers stream."""
+    """Kills a target's process, a supervisor, a draft, a node and the head, and replaces targets, while answers stream."""
     with cluster(folder) as (nodes, figures):
         traffic = Traffic("127.0.0.2:8000")
 
@@ -127,12 +132,23 @@ def chaos(folder: Path) -> Figures:
             time.sleep(3.0)
             figures[f"{what}: replaced after s"], figures[f"{what}: longest gap s"] = took_s, traffic.take_gap_s()
 
+        def roll(head: Node) -> None:
+            """Replaces both targets in order, as a change of their settings does."""
+            before = set(processes("target"))
+            traffic.take_gap_s()
+            head.deploy(write_cluster(folder, log_level="warning"), folder)
+            figures["rolling: over after s"] = wait_until(
+                lambda: len(now := set(processes("target"))) == 2 and not now & before, "two other targets", 240.0
+            )
+            figures["rolling: longest gap s"] = traffic.take_gap_s()
+
         def at(role: str, ip: str) -> int:
             return next(pid for address, pid in processes(role).items() if address.startswith(f"{ip}:"))
 
         try:
             during("process", lambda: os.kill(at("target", "127.0.0.3"), signal.SIGKILL), "target", 2)
             during("supervisor", lambda: os.kill(supervisor_of(at("target", "127.0.0.2")), signal.SIGKILL), "target", 2)
+            roll(nodes[0])
             during("draft", lambda: os.kill(at("draft", "127.0.0.2"), signal.SIGKILL), "draft", 1)
             lost = [role for role in ("target", "coordinator") if any("127.0.0.3" in each for each in processes(role))]
             figures["node: roles there"] = len(lost)
