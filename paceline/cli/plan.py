@@ -15,7 +15,22 @@ from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
-from paceline.simulation import DRAFT, NOISE, TARGET, Deployment, Load, Outcome, Prices, best, deployments, simulate
+from paceline.simulation import (
+    ANSWER_TOKENS,
+    DRAFT,
+    NOISE,
+    QUESTION_TOKENS,
+    SYSTEM_TOKENS,
+    TARGET,
+    TURNS,
+    Deployment,
+    Load,
+    Outcome,
+    Prices,
+    best,
+    deployments,
+    simulate,
+)
 from paceline.speculation import MAX_DRAFT_TOKENS
 from paceline.theory import Forecast
 
@@ -60,7 +75,10 @@ def plan(
     ] = None,
     machines: Annotated[
         int | None,
-        typer.Option(help="simulate users of this many machines: pairs, targets and drafts apart, and no drafts"),
+        typer.Option(
+            help="simulate users of this many machines: pairs, targets and drafts apart, and no drafts; costs that are not "
+            "given are an H100's"
+        ),
     ] = None,
     users: Annotated[
         int | None, typer.Option(help=f"with --machines: users; default: {USERS_PER_MACHINE} per machine")
@@ -208,7 +226,8 @@ def assumptions(load: Load, found: Measured | None) -> str:
         f"assumed: alpha {load.alpha:.3g}, k {load.k}; target forward {load.target.forward:.3g} ms, draft step "
         f"{load.draft.forward:.3g}, each further token {load.target.token:.2g} and {load.draft.token:.2g} ({source}, or your "
         f"flags); {load.wire_ms:.2g} ms of messages per server and round; {load.think_s:.0f} s between an answer and the next "
-        "question, 2 to 10 turns of 60 and 250 tokens after a system prompt of 800; 80 GB machines; one seed"
+        f"question, {TURNS[0]} to {TURNS[1]} turns of {QUESTION_TOKENS} and {ANSWER_TOKENS} tokens after a system prompt of "
+        f"{SYSTEM_TOKENS}; 80 GB machines; one seed"
     )
 
 
