@@ -161,6 +161,10 @@ async def _wait_for_target(target: TargetPool, timeout_s: float) -> tuple[dict[s
 
 
 async def _wait_for_draft(draft: DraftPool, timeout_s: float) -> None:
+    """Raises ConfigError without a draft, but does not wait for one where they come and go."""
+    if not draft.is_fixed:
+        draft.follow()
+        return
     try:
         await draft.start(timeout_s)
         await draft.wait_usable(timeout_s)

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from coordinator.beams.hypotheses import Beams, NextTokens, Tokens
 from coordinator.context import Request
+from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Resources
 from coordinator.remote.branches import Branches, Scored, guess, score
-from coordinator.remote.place import Place, TargetPlace
+from coordinator.remote.place import DraftPlace, TargetPlace
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import NO_VERIFY_REPORT, VerifyReport
 from paceline.errors import PacelineError
@@ -85,13 +86,12 @@ class Drafted:
 class DraftBeams:
     """After an error the search continues without drafts."""
 
-    def __init__(self, resources: Resources, request: Request, num_steps: int) -> None:
-        assert resources.draft is not None, "beams are drafted only with a draft server"
+    def __init__(self, place: DraftPlace, request: Request, num_steps: int, deadline: DraftDeadline) -> None:
         # At temperature 1 the model reports its own probabilities.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
-        self._place = Place(resources.draft, request, request.prompt)
+        self._place = place
         self._branches = Branches(RemoteSequence(self._place, request, sampling), len(request.prompt))
-        self._deadline, self._prompt = resources.deadline, request.prompt
+        self._deadline, self._prompt = deadline, request.prompt
         self._num_steps = num_steps
         self._is_available = True
 
@@ -137,9 +137,10 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
     speculation = request.speculation
     length = speculation.num_speculative_tokens
     asks_model = speculation.enabled and speculation.drafter.asks_model
-    if resources.draft is None or not asks_model or not isinstance(length, int) or length == 0:
+    if not asks_model or not isinstance(length, int) or length == 0:
         return None
-    return DraftBeams(resources, request, length)
+    place = resources.draft_place(request)
+    return None if place is None else DraftBeams(place, request, length, resources.deadline)
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

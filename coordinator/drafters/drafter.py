@@ -14,6 +14,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes
+from coordinator.remote.place import DraftPlace, Place
 from coordinator.remote.pool import DraftPool
 from paceline.speculation import Drafter as DrafterName
 
@@ -121,6 +122,10 @@ class Resources:
     recent: RecentAnswers | None = None
     ngram_shape: NgramShape = DEFAULT_SHAPE
     deadline: DraftDeadline = field(default_factory=DraftDeadline)
+
+    def draft_place(self, request: Request) -> DraftPlace | None:
+        """Returns a place for a request's draft; None while there is no draft server."""
+        return Place(self.draft, request, request.prompt) if self.draft is not None and self.draft.members else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Rates, Resources
 from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.remote.place import DraftPlace, Place
+from coordinator.remote.place import DraftPlace
 
 # Prior rates of right guesses, by the length of the n-gram match.
 PRIOR_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
@@ -70,11 +70,8 @@ def _prior_rate(kind: Hashable) -> float:
 
 
 def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, HierarchicalDrafter | None]:
-    ngram = NgramDrafter(resources.ngram_shape)
-    if resources.draft is None:
-        return ngram, None
-    place = Place(resources.draft, request, request.prompt)
-    return ngram, HierarchicalDrafter(place, request, resources.deadline, ngram)
+    ngram, place = NgramDrafter(resources.ngram_shape), resources.draft_place(request)
+    return ngram, None if place is None else HierarchicalDrafter(place, request, resources.deadline, ngram)
 
 
 def _fixed(resources: Resources, request: Request) -> Drafter:

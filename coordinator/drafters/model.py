@@ -15,7 +15,7 @@ from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import ForwardTimes
-from coordinator.remote.place import DraftPlace, Place
+from coordinator.remote.place import DraftPlace
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport
 from paceline.checks import require, require_at_most
@@ -258,10 +258,8 @@ class StandbyDrafter(Drafter):
 
 
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
-    if resources.draft is None:
-        return None
-    place = Place(resources.draft, request, request.prompt)
-    return RemoteDrafter(place, request, resources.deadline)
+    place = resources.draft_place(request)
+    return None if place is None else RemoteDrafter(place, request, resources.deadline)
 
 
 def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:

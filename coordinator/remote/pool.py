@@ -58,8 +58,8 @@ class Pool(Generic[Command, Answer]):
         self, kind: LinkKind[Command, Answer], source: Members, check_card: CheckCard, tls: Tls = NO_TLS
     ) -> None:
         self.kind = kind
-        # As users know it.
-        self.address = source.text
+        # As users know it, and whether members never change.
+        self.address, self.is_fixed = source.text, source.is_fixed
         self.members: list[Member[Command, Answer]] = []
         # Generations that went on at another member.
         self.num_moves = 0
@@ -71,8 +71,12 @@ class Pool(Generic[Command, Answer]):
     async def start(self, timeout_s: float = 0.0) -> None:
         """Connects to the members. Raises Unavailable if their list can't be read within the time."""
         self._set(await self._source.wait(timeout_s))
-        if not self._source.is_fixed:
-            self._spawn(self._follow())
+        if not self.is_fixed:
+            self.follow()
+
+    def follow(self) -> None:
+        """Connects to the members in the background, whenever there are some."""
+        self._spawn(self._follow())
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -165,7 +169,7 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        return max(each.link.num_block_tokens for each in self.members)
+        return max((each.link.num_block_tokens for each in self.members), default=1)
 
     async def _wait(self, timeout_s: float, is_over: Callable[[], bool]) -> None:
         try:

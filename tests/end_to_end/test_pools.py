@@ -29,7 +29,7 @@ class Servers:
 
     def start(self, module: str, name: str, *flags: str, address: str = "") -> Service:
         address = address or f"unix:{self._folder}/{name}.sock"
-        lock = ("--compute-lock-file", f"{self._folder}/compute.lock")
+        lock = () if module == "coordinator" else ("--compute-lock-file", f"{self._folder}/compute.lock")
         service = spawn_service(module, self._folder, *lock, *flags, address=address)
         self._stack.enter_context(running(service))
         self.by_name[name] = service
@@ -91,8 +91,7 @@ async def pools(folder: Path, targets: Sequence[str], drafts: Sequence[str]) -> 
         metrics = f"127.0.0.1:{free_port()}"
         draft = f"file:{folder}/drafts" if drafts else "none"
         flags = ("--target", f"file:{folder}/targets", "--draft", draft, "--metrics", metrics)
-        front = spawn_service("coordinator", folder, *flags)
-        stack.enter_context(running(front))
+        front = servers.start("coordinator", "front", *flags)
         await asyncio.to_thread(front.wait_serving)
         async with AsyncClient(front.address) as client:
             found = Pools(servers, client, f"http://{metrics}/metrics")
@@ -117,8 +116,8 @@ async def test_a_killed_target_and_a_killed_draft_change_no_token(tmp_path: Path
         assert figures['paceline_moves_total{server="target"}'] > 0
         # And all of them at the two targets that are left.
         assert await found.answers() == expected
-        for each in found.servers.by_name.values():
-            if each.process.poll() is None:
+        for name, each in found.servers.by_name.items():
+            if each.process.poll() is None and name != "front":
                 await wait_until_free(each)
 
 
@@ -167,6 +166,23 @@ async def test_a_target_with_other_weights_never_serves_the_pool(tmp_path: Path)
             await answering
 
 
+async def test_a_coordinator_starts_without_a_draft_where_they_come_and_go(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a"], ["draft a"]) as found:
+        expected = await found.answers()
+        found.servers.by_name["draft a"].kill()
+        (tmp_path / "drafts").unlink()
+        front = found.servers.by_name["front"]
+        front.kill()
+        found.servers.by_name["front"] = await asyncio.to_thread(restart, front)
+        with running(found.servers.by_name["front"]):
+            assert await found.answers() == expected
+            draft = await asyncio.to_thread(restart, found.servers.by_name["draft a"])
+            with running(draft):
+                found.servers.list("drafts", "draft a")
+                await found.until("draft", "draft a", 1)
+                assert await found.answers() == expected
+
+
 async def test_a_rolling_restart_of_all_servers_fails_no_request_and_changes_no_token(tmp_path: Path) -> None:
     async with pools(tmp_path, ["target a", "target b"], ["draft a", "draft b"]) as found:
         expected, is_over, num_answers = await found.answers(), False, 0
@@ -180,6 +196,8 @@ async def test_a_rolling_restart_of_all_servers_fails_no_request_and_changes_no_
         asking = asyncio.create_task(ask())
         with contextlib.ExitStack() as stack:
             for name, service in list(found.servers.by_name.items()):
+                if name == "front":
+                    continue
                 assert await asyncio.to_thread(service.stop) == 0
                 found.servers.by_name[name] = await asyncio.to_thread(restart, service)
                 stack.enter_context(running(found.servers.by_name[name]))
