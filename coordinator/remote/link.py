@@ -196,10 +196,13 @@ class Link(Generic[Command, Answer]):
         self._task = asyncio.create_task(self._run(), name=f"link to {self.kind.name}")
 
     async def stop(self) -> None:
+        """Ends the connection. Commands without an answer fail."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+            self._last_error = "it is no longer used"
+            self._go_down()
 
     @property
     def away_s(self) -> float:

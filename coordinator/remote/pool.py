@@ -208,8 +208,9 @@ class Pool(Generic[Command, Answer]):
             await asyncio.sleep(0.1)
             if not member.is_leaving:
                 return
-        self.members.remove(member)
-        await member.link.stop()
+        if member in self.members:
+            self.members.remove(member)
+            await member.link.stop()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

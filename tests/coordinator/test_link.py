@@ -216,6 +216,26 @@ async def test_a_server_that_is_started_again_while_it_is_connected_is_asked_aga
         assert (fake.sessions, link.epoch) == (2, 1)
 
 
+async def test_what_is_asked_of_a_member_that_stays_too_long_after_it_left_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is asked elsewhere."""
+    monkeypatch.setattr("coordinator.remote.pool.DRAIN_S", 0.1)
+    async with serving(FakeTarget(no_answer), tmp_path) as address:
+        pool = Pool(TARGET, Members("target", address), lambda address, card: None)
+        await pool.start()
+        await pool.wait_up(WAIT_S)
+        [member] = pool.members
+        member.num_placed = 1
+        asking = asyncio.create_task(ask(member.link))
+        await asyncio.sleep(0.05)
+        pool._set(["unix:/nowhere"])
+        with pytest.raises(Unavailable, match="no longer used"):
+            await asking
+        assert not member.link.is_up
+        await pool.stop()
+
+
 async def test_a_link_stays_down_when_a_server_of_another_version_takes_its_place(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with serving(FakeTarget(), tmp_path) as address:
