@@ -17,7 +17,7 @@ from tests.services import Service, free_port, restart, running, spawn_service, 
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS, NUM_TOKENS = 8, 200
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Servers:
@@ -48,7 +48,7 @@ class Pools:
 
     async def figures(self) -> dict[str, float]:
         """By metric and labels, as they are written."""
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=WAIT_S) as http:
             text = (await http.get(self._metrics)).text
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in lines}
