@@ -128,7 +128,8 @@ async def test_under_rejection_the_output_follows_the_targets_distribution_with_
             done = await client.complete_all(PROMPT, sampling, speculation, prediction=likely)
             samples += [each.token_ids for each in done]
             accepted += sum(figures_of(each).prediction_accepted for each in done)
-    assert accepted > 50, "the prediction was hardly used"
+    # Some 59 are expected, with a standard deviation of 7.
+    assert accepted > 20, "the prediction was hardly used"
     pairs = collections.Counter((first, second) for first, second, _ in samples)
     expected = sum(count * softmax(model_logits("tiny-32-a", [*PROMPT, *pair])[-1]) for pair, count in pairs.items())
     counts = np.bincount([third for _, _, third in samples], minlength=32)
