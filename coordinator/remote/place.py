@@ -56,17 +56,20 @@ class Place(Generic[Command, Answer]):
         The time counts from when the last member went away, or queued requests would wait for it one after the other. Later
         callers get one attempt.
         """
-        deadline_s = time.monotonic() + timeout_s - self.pool.away_s
+        # None until it is needed: most rounds need none.
+        deadline_s: float | None = None
         pause_s = FIRST_PAUSE_S
         tried: set[Member[Command, Answer]] = set()
         while True:
             if not self.link.is_up and not self.move():
+                deadline_s = deadline_s or self._deadline_s(timeout_s)
                 await self.pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
                 if not self.link.is_up:
                     self.move()
             try:
                 return await attempt()
             except (Unavailable, ResourceExhausted):
+                deadline_s = deadline_s or self._deadline_s(timeout_s)
                 tried.add(self._member)
                 if self.move(tried):
                     continue
@@ -85,6 +88,9 @@ class Place(Generic[Command, Answer]):
         if self.link.is_up:
             self._member.known.add(self._digests)
         self._leave()
+
+    def _deadline_s(self, timeout_s: float) -> float:
+        return time.monotonic() + timeout_s - self.pool.away_s
 
     @property
     def _digests(self) -> Sequence[bytes]:
