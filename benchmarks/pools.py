@@ -2,7 +2,7 @@
 
 python -m benchmarks.pools [--streams 8] [--tokens 200] [--kills 2] [--target M] [--draft M]
 
-Prints whether the texts are those of an undisturbed run, and the longest gap in a stream of both. Exits with 1 if a text differs.
+Compares the texts with those of an undisturbed run, and prints the longest gap of either. Exits with 1 if a text differs.
 """
 
 import argparse

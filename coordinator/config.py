@@ -64,7 +64,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         "127.0.0.1:50051",
         description="draft servers, or none: addresses separated by commas, dns:NAME:PORT or file:PATH",
     )
-    target: ServerAddresses = Field("127.0.0.1:50052", description="target servers, likewise")
+    target: ServerAddresses = Field("127.0.0.1:50052", description="target servers, in the same form")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     target_timeout: float = Field(
         120.0, gt=0, description="seconds a generation waits while no target server is reachable"

@@ -43,13 +43,20 @@ class BufferedChoice:
     is_finished: bool = False
 
 
+class AnotherModel(Exception):
+    """A coordinator would not repeat a response: its target's tokens may be others."""
+
+
 class ReplayBuffer:
     """What the client has of a response."""
 
     def __init__(self) -> None:
         self._choices: dict[int, BufferedChoice] = {}
+        # Of the model that made it (`Piece.identity`).
+        self.identity = ""
 
     def add(self, piece: Piece) -> None:
+        self.identity = self.identity or piece.identity
         choice = self._choices.setdefault(piece.index, BufferedChoice())
         choice.token_ids += piece.token_ids
         choice.num_reasoning += len(piece.reasoning)
@@ -79,11 +86,14 @@ class Resumption:
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
         # Of reasoning and calls: what the repetition has not repeated yet.
         self._sent = replay_buffer.snapshot()
+        self._identity = replay_buffer.identity
         # Tokens received, by choice.
         self._num_tokens: dict[int, int] = {}
 
     def new_part(self, piece: Piece) -> Piece | None:
-        """Returns what the client lacks of `piece`. Raises Aborted if tokens differ."""
+        """Returns what the client lacks of `piece`. Raises AnotherModel, and Aborted if tokens differ."""
+        if self._identity and piece.identity not in ("", self._identity):
+            raise AnotherModel
         choice = self._sent.get(piece.index)
         if choice is None:
             return piece
@@ -274,36 +284,42 @@ class Coordinators:
 
         `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
         """
-        replay_buffer, deadline, identity = ReplayBuffer(), self._deadline(), ""
-        # Until when not to ask coordinators that would not repeat the response.
+        replay_buffer, deadline = ReplayBuffer(), self._deadline()
+        # Until when not to ask coordinators of another model.
         unlike: dict[Coordinator, float] = {}
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
             async for coordinator in attempts:
                 if unlike.get(coordinator, 0.0) > time.monotonic():
                     continue
-                resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
+                pieces = start(coordinator.client_for(key), replay_buffer)
                 try:
                     with coordinator.track_request():
-                        async with aclosing(start(coordinator.client_for(key), replay_buffer)) as pieces:
-                            async for piece in pieces:
-                                coordinator.has_answered = True
-                                identity = identity or piece.identity
-                                if piece.identity not in ("", identity):
-                                    unlike[coordinator] = time.monotonic() + COOLDOWN_S
-                                    break
-                                if (rest := resumption.new_part(piece)) is not None:
-                                    if is_resumed:
-                                        self.metrics.count_resumed()
-                                        is_resumed = False
-                                    replay_buffer.add(rest)
-                                    deadline.on_progress()
-                                    yield rest
-                            else:
-                                return
+                        async with aclosing(self._new_parts(coordinator, pieces, replay_buffer)) as parts:
+                            async for part in parts:
+                                deadline.on_progress()
+                                yield part
+                    return
+                except AnotherModel:
+                    unlike[coordinator] = time.monotonic() + COOLDOWN_S
                     deadline.on_failure(Unavailable(f"the coordinator at {coordinator.address} serves another model"))
                 except Unavailable as error:
                     deadline.on_failure(error)
         raise deadline.failure
+
+    async def _new_parts(
+        self, coordinator: Coordinator, pieces: AsyncGenerator[Piece, None], replay_buffer: ReplayBuffer
+    ) -> AsyncGenerator[Piece, None]:
+        """Yields what the client lacks of a response, and adds it to the buffer."""
+        resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
+        async with aclosing(pieces):
+            async for piece in pieces:
+                coordinator.has_answered = True
+                if (rest := resumption.new_part(piece)) is not None:
+                    if is_resumed:
+                        self.metrics.count_resumed()
+                        is_resumed = False
+                    replay_buffer.add(rest)
+                    yield rest
 
     def _deadline(self) -> RetryDeadline:
         return RetryDeadline(self._timeout_s, self._source.text)

@@ -1,8 +1,19 @@
-"""Digests of contexts: equal ones mean equal tokens from the start on, under the same salt."""
+"""Digests of contexts: equal ones mean equal tokens from the start on, under the same salt.
+
+Model servers index cached blocks by them, and the coordinator remembers them to know which server has what.
+"""
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+
+def block_digests(known: Sequence[bytes], tokens: Sequence[int], salt: str, block_size: int) -> Iterator[bytes]:
+    """Yields a digest for each whole block of a context after those in `known`: of all tokens up to the block's end."""
+    digest = known[-1] if known else first_digest(salt)
+    for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
+        digest = extend_digest(digest, tokens[start : start + block_size])
+        yield digest
 
 
 def first_digest(salt: str) -> bytes:

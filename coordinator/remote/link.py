@@ -171,7 +171,6 @@ class Link(Generic[Command, Answer]):
         self._on_change = on_change
         # An attribute for speed: read several times per round.
         self.is_up = False
-        self._came_up = asyncio.Event()
         # Whether its last card was unsuitable.
         self.is_refused = False
         # Set while a caller waits for the server; shortens the back-off.
@@ -222,17 +221,6 @@ class Link(Generic[Command, Answer]):
     def num_cache_tokens(self) -> int:
         """Returns the capacity of its cache; 0 while nothing is known of it."""
         return self.card.total_blocks * self.card.block_size if self.card is not None else 0
-
-    async def wait_up(self, timeout_s: float) -> None:
-        """Raises Unavailable with the last error."""
-        if self.is_up:
-            # Fast path: saves a task and a timer in every round.
-            return
-        self.want()
-        try:
-            await asyncio.wait_for(self._came_up.wait(), timeout_s)
-        except TimeoutError:
-            raise Unavailable(self.absence) from None
 
     async def refresh(self) -> None:
         """Learns how many blocks of its cache are free now. A failure changes nothing: the session notices a lost server."""
@@ -353,7 +341,6 @@ class Link(Generic[Command, Answer]):
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
-        self._came_up.set()
         self.is_refused = False
         self._on_change()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
@@ -412,7 +399,6 @@ class Link(Generic[Command, Answer]):
         if self.is_up:
             self._went_down_s = time.monotonic()
         self.is_up = False
-        self._came_up.clear()
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()

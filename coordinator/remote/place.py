@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from coordinator.context import Request
 from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
 from coordinator.remote.pool import Member, Pool
-from coordinator.remote.prefixes import BlockDigests
+from paceline.digests import block_digests
 from paceline.errors import ResourceExhausted, Unavailable
 
 FIRST_PAUSE_S = 0.02
@@ -30,9 +30,9 @@ class Place(Generic[Command, Answer]):
         member: Member[Command, Answer] | None = None,
     ) -> None:
         """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest."""
-        self.pool = pool
-        self._tokens, self._num_new = tokens, request.max_new_tokens
-        self._blocks = BlockDigests(tokens, request.cache_salt)
+        self._pool = pool
+        self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
+        self._known_digests: list[bytes] = []
         self._num_reserved = len(tokens) + self._num_new
         self._enter(member or self._choose() or pool.members[0])
 
@@ -47,7 +47,7 @@ class Place(Generic[Command, Answer]):
             return False
         self._leave()
         self._enter(member)
-        self.pool.num_moves += 1
+        self._pool.num_moves += 1
         return True
 
     async def retry(self, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -63,7 +63,7 @@ class Place(Generic[Command, Answer]):
         while True:
             if not self.link.is_up and not self.move():
                 deadline_s = deadline_s or self._deadline_s(timeout_s)
-                await self.pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
+                await self._pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
                 if not self.link.is_up:
                     self.move()
             try:
@@ -81,7 +81,7 @@ class Place(Generic[Command, Answer]):
 
     def learn_cached(self, num_tokens: int) -> None:
         """Corrects what the member is believed to have cached of the context."""
-        self._member.known.drop(self._digests[num_tokens // self.pool.num_block_tokens :])
+        self._member.known.drop(self._digests[num_tokens // self._pool.num_block_tokens :])
 
     def release(self) -> None:
         """Leaves the member, which has the context cached."""
@@ -90,14 +90,18 @@ class Place(Generic[Command, Answer]):
         self._leave()
 
     def _deadline_s(self, timeout_s: float) -> float:
-        return time.monotonic() + timeout_s - self.pool.away_s
+        return time.monotonic() + timeout_s - self._pool.away_s
 
     @property
     def _digests(self) -> Sequence[bytes]:
-        return self.pool.digests(self._blocks)
+        """Returns those of the context's whole blocks; none in a pool of one, where nothing is to be chosen."""
+        if len(self._pool.members) > 1:
+            new = block_digests(self._known_digests, self._tokens, self._salt, self._pool.num_block_tokens)
+            self._known_digests += list(new)
+        return self._known_digests
 
     def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
-        return self.pool.choose(self._digests, len(self._tokens), self._num_new, without)
+        return self._pool.choose(self._digests, len(self._tokens), self._num_new, without)
 
     def _enter(self, member: Member[Command, Answer]) -> None:
         member.num_placed += 1

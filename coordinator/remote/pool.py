@@ -23,7 +23,7 @@ from coordinator.remote.link import (
     TargetAnswer,
     TargetCommand,
 )
-from coordinator.remote.prefixes import BlockDigests, KnownPrefixes
+from coordinator.remote.prefixes import KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.members import Members
@@ -95,7 +95,7 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def card(self) -> Card | None:
-        """Returns a member's card, or that of the last that was up."""
+        """Returns the card of a member that is up, or of the one that was up last."""
         links = [each.link for each in self.members if each.link.card is not None]
         return max(links, key=lambda link: -link.away_s).card if links else None
 
@@ -116,7 +116,7 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """Returns the free and all blocks of the members that are up, the free ones as of the last `refresh`."""
+        """Returns how many blocks are free, as of the last `refresh`, and how many there are, at all members that are up."""
         cards = [each.link.card for each in self.members if each.link.is_up and each.link.card is not None]
         return sum(card.free_blocks for card in cards), sum(card.total_blocks for card in cards)
 
@@ -162,10 +162,6 @@ class Pool(Generic[Command, Answer]):
             return is_full, seconds, member.num_placed
 
         return min(serving, key=cost)
-
-    def digests(self, context: BlockDigests) -> Sequence[bytes]:
-        """Returns a context's digests; none in a pool of one, where nothing is to be chosen."""
-        return context.of_now(self.num_block_tokens) if len(self.members) > 1 else ()
 
     @property
     def num_block_tokens(self) -> int:

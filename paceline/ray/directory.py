@@ -1,4 +1,4 @@
-"""Who is there: addresses by role. Rounds and streams do not pass through it; it may be gone for any time."""
+"""Addresses of running processes by role. No round or stream passes through the directory, so it may be away for any time."""
 
 import asyncio
 import time

@@ -142,6 +142,13 @@ async def linked(address: str, check_card: Any = lambda card: None) -> AsyncIter
         await link.stop()
 
 
+async def come_up(link: Link) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not link.is_up:
+            link.want()
+            await asyncio.sleep(0.01)
+
+
 async def ask(link: Link) -> Any:
     return await asyncio.wait_for(link.request(1, lambda command: command.verify.SetInParent()), WAIT_S)
 
@@ -159,12 +166,12 @@ BROKEN = {
 async def test_a_server_with_broken_answers_is_left_saying_why_and_tried_again(name: str, tmp_path: Path) -> None:
     answer, reason = BROKEN[name]
     async with serving(FakeTarget(answer), tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         first_epoch = link.epoch
         with pytest.raises(Unavailable, match=reason) as caught:
             await ask(link)
         assert address in str(caught.value)
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         assert link.epoch > first_epoch
         assert list((await ask(link)).tokens) == [7]
 
@@ -177,7 +184,7 @@ async def test_a_fault_in_the_links_own_code_does_not_end_it(tmp_path: Path, cap
             raise faults.pop()
 
     async with serving(FakeTarget(), tmp_path) as address, linked(address, check_card) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         assert list((await ask(link)).tokens) == [7]
     assert "a fault of ours" in caplog.text
 
@@ -185,7 +192,7 @@ async def test_a_fault_in_the_links_own_code_does_not_end_it(tmp_path: Path, cap
 async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> None:
     fake = FakeTarget(no_answer)
     async with serving(fake, tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         asking = asyncio.create_task(ask(link))
         while fake.commands == 0:
             await asyncio.sleep(0.01)
@@ -194,7 +201,7 @@ async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> Non
         link._has_unsent.set()
         with pytest.raises(Unavailable, match="lost the target server"):
             await asking
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         assert list((await ask(link)).tokens) == [7]
 
 
@@ -212,7 +219,7 @@ async def test_a_server_that_is_started_again_while_it_is_connected_is_asked_aga
     fake = FakeTarget()
     fake.instance_id = "another"
     async with serving(fake, tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         assert (fake.sessions, link.epoch) == (2, 1)
 
 
@@ -240,16 +247,13 @@ async def test_a_link_stays_down_when_a_server_of_another_version_takes_its_plac
     async with contextlib.AsyncExitStack() as stack:
         async with serving(FakeTarget(), tmp_path) as address:
             link = await stack.enter_async_context(linked(address))
-            await link.wait_up(WAIT_S)
+            await come_up(link)
         newer = FakeTarget(version=PROTOCOL_VERSION + 1)
         await stack.enter_async_context(serving(newer, tmp_path))
         trouble = ""
         async with asyncio.timeout(WAIT_S):
             while "version" not in trouble:
-                try:
-                    await link.wait_up(0.1)
-                except Unavailable as error:
-                    trouble = str(error)
+                trouble = link.absence
                 await asyncio.sleep(0.01)
         assert f"version {PROTOCOL_VERSION + 1}" in trouble
         assert not link.is_up
@@ -278,7 +282,7 @@ def with_tail(num_bytes: int) -> Any:
 async def test_a_command_that_no_message_holds_fails_alone(tmp_path: Path) -> None:
     fake = FakeTarget()
     async with serving(fake, tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         for size in (MAX_COMMAND_BYTES, 17 << 20):
             # What is sent in the same turn of the event loop shares its message.
             beside = [asyncio.create_task(ask(link)) for _ in range(3)]
@@ -294,7 +298,7 @@ async def test_a_command_that_no_message_holds_fails_alone(tmp_path: Path) -> No
 async def test_many_commands_of_one_moment_travel_in_several_messages(tmp_path: Path) -> None:
     fake = FakeTarget()
     async with serving(fake, tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         for _ in range(2 * MAX_COMMANDS + 5):
             link.send(1, lambda command: command.release.SetInParent())
         await ask(link)
@@ -317,7 +321,7 @@ async def test_the_largest_opens_of_one_moment_make_no_large_message(tmp_path: P
     assert not largest.sampling.stop
     fake = FakeTarget()
     async with serving(fake, tmp_path) as address, linked(address) as link:
-        await link.wait_up(WAIT_S)
+        await come_up(link)
         for sequence_id in range(1, 65):
             link.send(sequence_id, lambda command: command.open.CopyFrom(largest))
         await ask(link)
@@ -330,7 +334,7 @@ async def test_free_blocks_are_asked_for_again_and_a_lost_server_keeps_its_last(
     async with linked(f"unix:{tmp_path}/fake.sock") as link:
         await link.refresh()
         async with serving(fake, tmp_path):
-            await link.wait_up(WAIT_S)
+            await come_up(link)
             assert link.card is not None
             fake.free_blocks = 3
             assert link.card.free_blocks == 10

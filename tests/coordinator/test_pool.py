@@ -13,7 +13,8 @@ import pytest
 from coordinator.remote.link import TARGET, ForwardTimes
 from coordinator.remote.place import Place
 from coordinator.remote.pool import Member, TargetPool
-from coordinator.remote.prefixes import MAX_BLOCKS, BlockDigests, KnownPrefixes
+from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes
+from paceline.digests import block_digests
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
 from tests.coordinator.contexts import make_context
@@ -219,15 +220,13 @@ async def test_blocks_are_those_of_all_members_that_are_up_and_asked_for_at_most
 
 
 def digests_of(tokens: list[int]) -> list[bytes]:
-    return list(BlockDigests(tokens, "").of_now(BLOCK))
+    return list(block_digests([], tokens, "", BLOCK))
 
 
 def test_digests_of_a_context_grow_with_it() -> None:
-    tokens = PROMPT[:7]
-    blocks = BlockDigests(tokens, "")
-    assert list(blocks.of_now(BLOCK)) == digests_of(PROMPT[:4])
-    tokens += PROMPT[7:]
-    assert list(blocks.of_now(BLOCK)) == digests_of(PROMPT)
+    first = digests_of(PROMPT[:7])
+    assert [*first, *block_digests(first, PROMPT, "", BLOCK)] == digests_of(PROMPT)
+    assert len(first) == 1
 
 
 def test_blocks_are_told_by_all_tokens_before_them() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.digests import extend_digest, first_digest
+from paceline.digests import block_digests
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
@@ -135,8 +135,4 @@ class Sequence:
         return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        size = self._pool.block_size
-        digest = self._digests[-1] if self._digests else first_digest(self.options.cache_salt)
-        for start in range(len(self._digests) * size, len(tokens) - size + 1, size):
-            digest = extend_digest(digest, tokens[start : start + size])
-            yield digest
+        return block_digests(self._digests, tokens, self.options.cache_salt, self._pool.block_size)
