@@ -1,4 +1,4 @@
-"""What drafters that copy have in common: a position in one of several texts, which advances while tokens match, as in LZ77.
+"""The base of drafters that copy: they hold a position in one of several texts, which advances while tokens match, as in LZ77.
 
 After a mismatch the position moves to the longest match of the newest tokens.
 """

@@ -39,6 +39,6 @@ def check_batch_invariance(
 
     whole = run(num_rows)
     is_variant = not all(torch.equal(run(split), whole) for split in SPLITS)
-    # Logits that depend on the batch are no digest's worth: the kind of device has to do.
+    # Logits that depend on the batch need not repeat, so the device's name stands for them.
     results = torch.cuda.get_device_name(device).encode() if is_variant else whole.cpu().numpy().tobytes()
     return BatchCheck(["forward"] if is_variant else [], hashlib.blake2b(results, digest_size=8).hexdigest())
