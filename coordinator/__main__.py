@@ -102,6 +102,8 @@ def _generations(
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
     active = ActiveGenerations()
+    admission = Admission(settings.max_num_seqs, settings.max_queue_size, lambda: target.num_cache_tokens)
+    target.on_change = admission.admit_waiting
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
     synthetic = None
@@ -114,7 +116,7 @@ def _generations(
         target=target,
         identity=identity_of(card),
         tokenizer=tokenizer,
-        admission=Admission(settings.max_num_seqs, settings.max_queue_size, lambda: target.num_cache_tokens),
+        admission=admission,
         policies=Policies(
             Resources(draft, custom, recent, settings.ngram_shape),
             Experience(CostModel(active, lambda: target.forward_times)),

@@ -19,7 +19,7 @@ FIRST_HOLD_S = 1.0
 
 class Admission:
     def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: Callable[[], int]) -> None:
-        """`cache_tokens` returns the targets' capacity, which changes as they come and go."""
+        """`cache_tokens` returns the targets' capacity; `admit_waiting` is to be called when it has grown."""
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
@@ -59,11 +59,24 @@ class Admission:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.pop(turn, None)
-                self._admit_waiting()
+                self.admit_waiting()
             else:
                 # The slot was granted in the same iteration of the event loop.
                 self._release(num_tokens)
             raise
+
+    def admit_waiting(self) -> None:
+        """Admits those for which there is capacity, in order."""
+        while self._waiting:
+            turn, num_tokens = next(iter(self._waiting.items()))
+            # Cancelled in this iteration of the event loop; its task has not run yet.
+            gone = turn.cancelled()
+            if not gone and not self._has_capacity(num_tokens):
+                return
+            del self._waiting[turn]
+            if not gone:
+                self._admit(num_tokens)
+                turn.set_result(None)
 
     @property
     def waiting(self) -> int:
@@ -81,19 +94,7 @@ class Admission:
     def _release(self, num_tokens: int) -> None:
         self.running -= 1
         self._used_tokens -= num_tokens
-        self._admit_waiting()
-
-    def _admit_waiting(self) -> None:
-        while self._waiting:
-            turn, num_tokens = next(iter(self._waiting.items()))
-            # Cancelled in this iteration of the event loop; its task has not run yet.
-            gone = turn.cancelled()
-            if not gone and not self._has_capacity(num_tokens):
-                return
-            del self._waiting[turn]
-            if not gone:
-                self._admit(num_tokens)
-                turn.set_result(None)
+        self.admit_waiting()
 
 
 class ActiveGenerations:

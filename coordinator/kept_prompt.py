@@ -43,7 +43,7 @@ class KeptPrompt:
         epochs: dict[Member, int] = {}
         while True:
             for member in list(targets.members) if self._request is not None else ():
-                if not member.is_serving or epochs.get(member) == member.link.epoch:
+                if not member.is_open or epochs.get(member) == member.link.epoch:
                     continue
                 # What has just been recorded is cached.
                 if member in epochs or self._writing is None:

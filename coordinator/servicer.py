@@ -92,8 +92,6 @@ class GenerationServicer:
             ),
         )
         response.target.free_blocks, response.target.total_blocks = self._target.num_blocks
-        # For the next time: nobody waits for the model servers here.
-        self._target.refresh()
         return response
 
     async def Tokenize(

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
+from coordinator.remote.load import ServerLoad
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -159,13 +160,16 @@ class Link(Generic[Command, Answer]):
     ) -> None:
         """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection.
 
-        `on_change` is called when the server has come up or was refused.
+        `on_change` is called when the server has come up, was refused or said how it is doing.
         """
         self.kind = kind
         self.address = address
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.forward_times = UNKNOWN_TIMES
+        # What the server last said of itself, and what this client's generations need there: how many they are, and tokens.
+        self.load = ServerLoad()
+        self.demand = (0, 0)
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
@@ -219,27 +223,14 @@ class Link(Generic[Command, Answer]):
 
     @property
     def num_cache_tokens(self) -> int:
-        """Returns the capacity of its cache; 0 while nothing is known of it."""
-        return self.card.total_blocks * self.card.block_size if self.card is not None else 0
+        """Returns how many tokens of its cache this client may use: an equal share at least, and what others leave.
 
-    async def refresh(self) -> None:
-        """Learns how many blocks of its cache are free now. A failure changes nothing: the session notices a lost server."""
-        card, channel = self.card, self.channel
-        if card is None or channel is None:
-            return
-        try:
-            request = model_pb2.DescribeModelRequest()
-            now = _decoded(await self.kind.make_stub(channel).Describe(request, timeout=DESCRIBE_S))
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, Unavailable):
-            return
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The channel was closed.
-            return
-        if now.instance_id == card.instance_id:
-            card.free_blocks = now.free_blocks
+        0 while nothing is known of it.
+        """
+        if self.card is None:
+            return 0
+        num_tokens = self.card.total_blocks * self.card.block_size
+        return max(num_tokens - self.load.num_other_tokens, num_tokens // (1 + self.load.num_others))
 
     def want(self) -> None:
         """Tries to connect soon: somebody waits."""
@@ -338,6 +329,7 @@ class Link(Generic[Command, Answer]):
             raise Unavailable("the server was started again while the coordinator connected")
         self.card = card
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
+        self.load = ServerLoad(num_free_blocks=card.free_blocks)
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
@@ -349,6 +341,8 @@ class Link(Generic[Command, Answer]):
         try:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._heard_s = time.monotonic()
+                if response.HasField("load"):
+                    self._learn_load(response.load)
                 for answer in response.answers:
                     self._pending.on_answer(answer)
             self._last_error = "the server closed the session"
@@ -363,7 +357,18 @@ class Link(Generic[Command, Answer]):
             watchdog.cancel()
             call.cancel()
 
+    def _learn_load(self, message: model_pb2.Load) -> None:
+        before, others = self.load, message.others
+        self.load = ServerLoad(
+            message.num_others, others.num_generations, others.reserved_tokens, message.free_blocks, message.busy,
+            message.slowdown, message.is_draining,
+        )  # fmt: skip
+        if self.load.is_draining and not before.is_draining:
+            log.info("the %s server at %s is about to end", self.kind.name, self.address)
+        self._on_change()
+
     async def _write(self, call: Any) -> None:
+        said = (0, 0)
         try:
             while True:
                 await self._has_unsent.wait()
@@ -371,6 +376,10 @@ class Link(Generic[Command, Answer]):
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
                 for request in requests:
+                    if self.demand != said:
+                        # It changes only with an Open or a Release.
+                        said = self.demand
+                        request.demand.num_generations, request.demand.reserved_tokens = said
                     await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # Reported by the reader.

@@ -33,7 +33,8 @@ class Place(Generic[Command, Answer]):
         self._pool = pool
         self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
         self._known_digests: list[bytes] = []
-        self._num_reserved = len(tokens) + self._num_new
+        # Beams share the context.
+        self._num_reserved = len(tokens) + request.sampling.beams * self._num_new
         self._enter(member or self._choose() or pool.members[0])
 
     @property
@@ -104,15 +105,13 @@ class Place(Generic[Command, Answer]):
         return self._pool.choose(self._digests, len(self._tokens), self._num_new, without)
 
     def _enter(self, member: Member[Command, Answer]) -> None:
-        member.num_placed += 1
-        member.num_reserved += self._num_reserved
+        member.place(1, self._num_reserved)
         # An attribute for speed.
         self.link: Link[Command, Answer] = member.link
         self._member = member
 
     def _leave(self) -> None:
-        self._member.num_placed -= 1
-        self._member.num_reserved -= self._num_reserved
+        self._member.place(-1, -self._num_reserved)
 
 
 TargetPlace = Place[TargetCommand, TargetAnswer]

@@ -5,6 +5,7 @@ Members come and go with their list. One with an unsuitable model is asked again
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
@@ -33,8 +34,8 @@ from paceline.rpc.tls import Tls
 log = logging.getLogger(__name__)
 # How many tokens a generation is expected to generate, at most.
 EXPECTED_TOKENS = 128
-# Age at which the number of free blocks is asked for again.
-REFRESH_S = 1.0
+# Servers of one pool count as equally fast up to this factor: less may be noise.
+SAME_SPEED = 1.5
 # Raises ConfigError for an unsuitable server at an address.
 CheckCard = Callable[[str, Card], None]
 
@@ -48,9 +49,30 @@ class Member(Generic[Command, Answer]):
         # No longer in the list: it gets no more generations.
         self.is_leaving = False
 
+    def place(self, num_generations: int, num_tokens: int) -> None:
+        """Adds generations (-1: removes one) and the tokens that they may come to have."""
+        self.num_placed += num_generations
+        self.num_reserved += num_tokens
+        self.link.demand = self.num_placed, self.num_reserved
+
     @property
     def is_serving(self) -> bool:
-        return self.link.is_up and not self.is_leaving and not self.link.is_silent
+        return self.link.is_up and not self.link.is_silent
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may get more generations."""
+        return self.is_serving and not self.is_leaving and not self.link.load.is_draining
+
+    @property
+    def token_s(self) -> float:
+        """Returns the recent seconds of a forward of one token; 0 while unknown."""
+        return self.link.load.slowdown * self.link.forward_times(1)
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Returns the tokens of its cache that no generation may come to need."""
+        return self.link.num_cache_tokens - self.num_reserved
 
 
 class Pool(Generic[Command, Answer]):
@@ -64,8 +86,9 @@ class Pool(Generic[Command, Answer]):
         # Generations that went on at another member.
         self.num_moves = 0
         self._source, self._check_card, self._tls = source, check_card, tls
+        # Called when a member has come up, was refused or said how it is doing.
+        self.on_change: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
-        self._refreshed_s = -REFRESH_S
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout_s: float = 0.0) -> None:
@@ -110,22 +133,16 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def num_cache_tokens(self) -> int:
-        """Returns the capacity of all members that are up; of all, while none is."""
+        """Returns what all members that are up can hold beside what other coordinators need; all members, while none is."""
         links = [each.link for each in self.members if each.link.is_up or not self.is_up]
         return sum(link.num_cache_tokens for link in links)
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """Returns how many blocks are free, as of the last `refresh`, and how many there are, at all members that are up."""
-        cards = [each.link.card for each in self.members if each.link.is_up and each.link.card is not None]
-        return sum(card.free_blocks for card in cards), sum(card.total_blocks for card in cards)
-
-    def refresh(self) -> None:
-        """Asks the members for their free blocks, unless that was done just now."""
-        if time.monotonic() - self._refreshed_s >= REFRESH_S:
-            self._refreshed_s = time.monotonic()
-            for each in self.members:
-                self._spawn(each.link.refresh())
+        """Returns how many blocks are free, as last said, and how many there are, at all members that are up."""
+        links = [(each.link, each.link.card) for each in self.members if each.link.is_up]
+        cards = [(link.load.num_free_blocks, card.total_blocks) for link, card in links if card is not None]
+        return sum(free for free, _ in cards), sum(total for _, total in cards)
 
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable with the members' last errors."""
@@ -149,19 +166,21 @@ class Pool(Generic[Command, Answer]):
         context: digests of the whole blocks of its `num_tokens` tokens.
         num_new: tokens to generate, at most.
         """
-        serving = [each for each in self.members if each.is_serving and each not in without]
-        if len(serving) < 2:
-            return serving[0] if serving else None
-        # One member's for all: a member may have measured its own while others were busy on its cores.
+        found = [each for each in self.members if each.is_open and each not in without]
+        if len(found) < 2:
+            return found[0] if found else None
+        # One member's for all: each measured its own while others may have been busy on its cores.
         forward_s, num_rounds = self.forward_times, min(num_new, EXPECTED_TOKENS)
+        least_s = min((each.token_s for each in found if each.token_s), default=0.0)
 
         def cost(member: Member[Command, Answer]) -> tuple[bool, float, int]:
             num_unknown = num_tokens - member.known.num_blocks(context) * self.num_block_tokens
-            seconds = forward_s(num_unknown) + num_rounds * forward_s(member.num_placed + 1)
-            is_full = member.num_reserved + num_tokens + num_new > member.link.num_cache_tokens
-            return is_full, seconds, member.num_placed
+            num_others = member.num_placed + member.link.load.num_other_generations
+            seconds = forward_s(num_unknown) + num_rounds * forward_s(num_others + 1)
+            is_full = num_tokens + num_new > member.num_free_tokens
+            return is_full, seconds * _slowness(member.token_s, least_s), num_others
 
-        return min(serving, key=cost)
+        return min(found, key=cost)
 
     @property
     def num_block_tokens(self) -> int:
@@ -188,7 +207,7 @@ class Pool(Generic[Command, Answer]):
             if address in known:
                 known[address].is_leaving = False
                 continue
-            link = Link(self.kind, address, partial(self._check_card, address), self._tls, self._changed.set)
+            link = Link(self.kind, address, partial(self._check_card, address), self._tls, self._on_change)
             link.start()
             self.members.append(Member(link))
         for address, member in known.items():
@@ -208,10 +227,19 @@ class Pool(Generic[Command, Answer]):
             self.members.remove(member)
             await member.link.stop()
 
+    def _on_change(self) -> None:
+        self._changed.set()
+        self.on_change()
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _slowness(token_s: float, least_s: float) -> float:
+    """Returns how many times longer than the fastest a member takes, in powers of SAME_SPEED; 1 if unknown: it is tried."""
+    return SAME_SPEED ** int(math.log(token_s / least_s, SAME_SPEED)) if token_s else 1.0
 
 
 TargetPool = Pool[TargetCommand, TargetAnswer]

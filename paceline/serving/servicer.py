@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc.aio
@@ -27,14 +27,23 @@ from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARAC
 from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
-# A stream carries a message at least this often, for the client that waits.
-HEARTBEAT_S = 1.0
+# A stream carries a message at least this often, for the client that waits, and none without answers more often than this.
+HEARTBEAT_S, NEWS_S = 1.0, 0.1
+# How long accepted commands may take when the server ends with sequences left.
+LAST_COMMANDS_S = 3.0
+MAX_UINT32 = 2**32 - 1
+# Answers and the number of engine steps so far; None ends the stream.
+Outbox = asyncio.Queue[tuple[list[Answer], int, model_pb2.Load | None] | None]
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    reader: asyncio.Task[None]
-    outbox: asyncio.Queue[tuple[list[Answer], int] | None]
+    outbox: Outbox = field(default_factory=asyncio.Queue)
+    # What its client's generations need.
+    demand: model_pb2.Demand = field(default_factory=model_pb2.Demand)
+    # Set if the next heartbeat is due early.
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    reader: asyncio.Task[None] | None = None
     is_drained: bool = False
 
 
@@ -53,6 +62,7 @@ class ModelServicer(ABC):
         self._forward_times: list[tuple[int, float]] = []
         self._sessions: dict[str, EngineSession] = {}
         self._streams: set[Stream] = set()
+        self._is_draining = False
 
     @abstractmethod
     def parse_job(self, command: Any) -> Command:
@@ -67,13 +77,13 @@ class ModelServicer(ABC):
         return (result,)
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
-        session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps)))
+        stream = Stream()
+        outbox = stream.outbox
+        session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps, None)))
         session_id = secrets.token_hex(8)
         self._sessions[session_id] = session
-        reader = asyncio.create_task(self._read(requests, session, outbox))
-        heart = asyncio.create_task(self._beat(outbox))
-        stream = Stream(reader, outbox)
+        stream.reader = reader = asyncio.create_task(self._read(requests, session, stream))
+        heart = asyncio.create_task(self._beat(stream))
         self._streams.add(stream)
         try:
             hello = model_pb2.Hello(session_id=session_id, instance_id=self._instance_id)
@@ -86,6 +96,7 @@ class ModelServicer(ABC):
                 await reader
         finally:
             self._streams.discard(stream)
+            self._tell_others(stream)
             heart.cancel()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -99,6 +110,7 @@ class ModelServicer(ABC):
             if not self._forward_times:
                 # At the first call: while services start, whatever else starts would be in the times.
                 self._forward_times = await engine.worker.call(engine.measure_forward_times)
+                engine.worker.load.expect(self._forward_times)
         return model_pb2.ModelCard(
             name=engine.config.model,
             dtype=engine.config.dtype,
@@ -138,12 +150,22 @@ class ModelServicer(ABC):
         return model_pb2.ReleaseResponse()
 
     async def drain(self, timeout_s: float) -> None:
-        """Rejects new commands, waits up to `timeout_s` for accepted ones, and ends all streams."""
+        """Waits up to `timeout_s` for the sequences to end. Then it rejects new commands, finishes accepted ones soon, and
+        ends all streams.
+        """
+        worker = self._engine.worker
+        self._is_draining = True
+        for stream in self._streams:
+            stream.has_news.set()
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and worker.num_sequences:
+            await asyncio.sleep(0.02)
         for stream in self._streams:
             stream.is_drained = True
-            stream.reader.cancel()
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s and await self._engine.worker.call(lambda: self._engine.worker.is_busy):
+            if stream.reader is not None:
+                stream.reader.cancel()
+        deadline_s = time.monotonic() + LAST_COMMANDS_S
+        while time.monotonic() < deadline_s and await worker.call(lambda: worker.is_busy):
             await asyncio.sleep(0.02)
         for stream in self._streams:
             stream.outbox.put_nowait(None)
@@ -160,24 +182,50 @@ class ModelServicer(ABC):
             raise NotFound(f"session {session_id[:80]!r} is not open")
         return self._sessions[session_id]
 
-    async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
+    async def _read(self, requests: AsyncIterator[Any], session: EngineSession, stream: Stream) -> None:
         try:
             async for request in requests:
                 # Ends the stream: answers to millions of commands would exhaust memory.
                 require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
+                if request.HasField("demand"):
+                    stream.demand = request.demand
+                    self._tell_others(stream)
                 self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
         except asyncio.CancelledError:
             # Drained: answers may follow, and `drain` ends the stream.
             raise
         except BaseException:
-            outbox.put_nowait(None)
+            stream.outbox.put_nowait(None)
             raise
-        outbox.put_nowait(None)
+        stream.outbox.put_nowait(None)
 
-    async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
+    async def _beat(self, stream: Stream) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            outbox.put_nowait(([], self._engine.worker.num_steps))
+            stream.outbox.put_nowait(([], self._engine.worker.num_steps, self._load_for(stream)))
+            stream.has_news.clear()
+            await asyncio.sleep(NEWS_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stream.has_news.wait(), HEARTBEAT_S - NEWS_S)
+
+    def _load_for(self, stream: Stream) -> model_pb2.Load:
+        worker = self._engine.worker
+        others = [each.demand for each in self._streams if each is not stream]
+        return model_pb2.Load(
+            others=model_pb2.Demand(
+                num_generations=min(MAX_UINT32, sum(each.num_generations for each in others)),
+                reserved_tokens=min(MAX_UINT32, sum(each.reserved_tokens for each in others)),
+            ),
+            num_others=sum(each.num_generations > 0 for each in others),
+            free_blocks=self._engine.pool.num_free,
+            busy=worker.load.busy(worker.step_s),
+            slowdown=worker.load.slowdown,
+            is_draining=self._is_draining,
+        )
+
+    def _tell_others(self, stream: Stream) -> None:
+        for each in self._streams:
+            if each is not stream:
+                each.has_news.set()
 
     def _parse(self, message: Any) -> Command:
         """Converts a command. An invalid one becomes a Refuse, which fails in the sequence's order."""
@@ -214,8 +262,8 @@ class ModelServicer(ABC):
                 f"tail_tokens holds {num_tokens} tokens; the model's maximum is {self._engine.max_model_len}"
             )
 
-    def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
-        response = self.response_class(engine_steps=steps)
+    def _responses(self, answers: list[Answer], steps: int, load: model_pb2.Load | None) -> Iterable[Any]:
+        response = self.response_class(engine_steps=steps, load=load)
         size = 0
         for answer in answers:
             for part in self._parts(answer.result):

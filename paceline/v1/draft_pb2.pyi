@@ -9,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftRequest(_message.Message):
-    __slots__ = ("commands",)
+    __slots__ = ("commands", "demand")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
-    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ...) -> None: ...
+    demand: _model_pb2.Demand
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., demand: _Optional[_Union[_model_pb2.Demand, _Mapping]] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
     __slots__ = ("command_id", "sequence_id", "open", "propose", "truncate", "release", "fork")
@@ -61,14 +63,16 @@ class EntropyStop(_message.Message):
     def __init__(self, rule: _Optional[_Union[_sampling_pb2.EntropyAdaptive, _Mapping]] = ..., entropy_ema: _Optional[float] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("hello", "answers", "engine_steps")
+    __slots__ = ("hello", "answers", "engine_steps", "load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: _model_pb2.Hello
     answers: _containers.RepeatedCompositeFieldContainer[DraftAnswer]
     engine_steps: int
-    def __init__(self, hello: _Optional[_Union[_model_pb2.Hello, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[DraftAnswer, _Mapping]]] = ..., engine_steps: _Optional[int] = ...) -> None: ...
+    load: _model_pb2.Load
+    def __init__(self, hello: _Optional[_Union[_model_pb2.Hello, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[DraftAnswer, _Mapping]]] = ..., engine_steps: _Optional[int] = ..., load: _Optional[_Union[_model_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class DraftAnswer(_message.Message):
     __slots__ = ("command_id", "opened", "proposal", "failure")

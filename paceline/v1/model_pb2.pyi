@@ -68,6 +68,30 @@ class ForwardTime(_message.Message):
     microseconds: float
     def __init__(self, num_tokens: _Optional[int] = ..., microseconds: _Optional[float] = ...) -> None: ...
 
+class Demand(_message.Message):
+    __slots__ = ("num_generations", "reserved_tokens")
+    NUM_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_generations: int
+    reserved_tokens: int
+    def __init__(self, num_generations: _Optional[int] = ..., reserved_tokens: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("others", "num_others", "free_blocks", "busy", "slowdown", "is_draining")
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    others: Demand
+    num_others: int
+    free_blocks: int
+    busy: float
+    slowdown: float
+    is_draining: bool
+    def __init__(self, others: _Optional[_Union[Demand, _Mapping]] = ..., num_others: _Optional[int] = ..., free_blocks: _Optional[int] = ..., busy: _Optional[float] = ..., slowdown: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+
 class Open(_message.Message):
     __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent", "grammar")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]

@@ -26,7 +26,7 @@ from paceline.v1 import model_pb2 as paceline_dot_v1_dot_model__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"=\n\rTargetRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\x84\x02\n\rTargetCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x04 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x06 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x07 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x42\t\n\x07\x63ommand\"\x92\x02\n\x06Verify\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\r\x12\x19\n\x11support_token_ids\x18\x04 \x03(\r\x12\x15\n\rsupport_sizes\x18\x05 \x03(\r\x12\x1f\n\x04rule\x18\x06 \x01(\x0e\x32\x11.paceline.v1.Rule\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08lenience\x18\t \x01(\x02H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0b\n\t_lenience\"u\n\x0eTargetResponse\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12*\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TargetAnswer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\"\xd7\x01\n\x0cTargetAnswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x03 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12\x30\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x15.paceline.v1.LogprobsH\x00\x42\x08\n\x06\x61nswer\"\xb5\x02\n\x07Verdict\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rsupport_probs\x18\x02 \x01(\x0c\x12\x16\n\x0eoutside_masses\x18\x03 \x01(\x0c\x12\x16\n\x0eoutside_tokens\x18\x04 \x03(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x63omputed_us\x18\x06 \x01(\x04\x12\x17\n\x0flenient_accepts\x18\x07 \x03(\x08\x12\'\n\x08logprobs\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12.\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12\x15\n\x08\x64\x65\x61\x64_end\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_dead_end\">\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\x0c\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerPiece\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\xf1\x02\n\x06Target\x12\x46\n\x07Session\x12\x1a.paceline.v1.TargetRequest\x1a\x1b.paceline.v1.TargetResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelCard\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerPiece0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"b\n\rTargetRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\x12#\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Demand\"\x84\x02\n\rTargetCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x04 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x06 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x07 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x42\t\n\x07\x63ommand\"\x92\x02\n\x06Verify\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\r\x12\x19\n\x11support_token_ids\x18\x04 \x03(\r\x12\x15\n\rsupport_sizes\x18\x05 \x03(\r\x12\x1f\n\x04rule\x18\x06 \x01(\x0e\x32\x11.paceline.v1.Rule\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08lenience\x18\t \x01(\x02H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0b\n\t_lenience\"\x96\x01\n\x0eTargetResponse\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12*\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TargetAnswer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\xd7\x01\n\x0cTargetAnswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x03 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12\x30\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x15.paceline.v1.LogprobsH\x00\x42\x08\n\x06\x61nswer\"\xb5\x02\n\x07Verdict\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rsupport_probs\x18\x02 \x01(\x0c\x12\x16\n\x0eoutside_masses\x18\x03 \x01(\x0c\x12\x16\n\x0eoutside_tokens\x18\x04 \x03(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x63omputed_us\x18\x06 \x01(\x04\x12\x17\n\x0flenient_accepts\x18\x07 \x03(\x08\x12\'\n\x08logprobs\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12.\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12\x15\n\x08\x64\x65\x61\x64_end\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_dead_end\">\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\x0c\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerPiece\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\xf1\x02\n\x06Target\x12\x46\n\x07Session\x12\x1a.paceline.v1.TargetRequest\x1a\x1b.paceline.v1.TargetResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelCard\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerPiece0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.target_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TARGETREQUEST']._serialized_start=94
-  _globals['_TARGETREQUEST']._serialized_end=155
-  _globals['_TARGETCOMMAND']._serialized_start=158
-  _globals['_TARGETCOMMAND']._serialized_end=418
-  _globals['_VERIFY']._serialized_start=421
-  _globals['_VERIFY']._serialized_end=695
-  _globals['_TARGETRESPONSE']._serialized_start=697
-  _globals['_TARGETRESPONSE']._serialized_end=814
-  _globals['_TARGETANSWER']._serialized_start=817
-  _globals['_TARGETANSWER']._serialized_end=1032
-  _globals['_VERDICT']._serialized_start=1035
-  _globals['_VERDICT']._serialized_end=1344
-  _globals['_LOGPROBS']._serialized_start=1346
-  _globals['_LOGPROBS']._serialized_end=1408
-  _globals['_TOKENIZERREQUEST']._serialized_start=1410
-  _globals['_TOKENIZERREQUEST']._serialized_end=1428
-  _globals['_TOKENIZERPIECE']._serialized_start=1430
-  _globals['_TOKENIZERPIECE']._serialized_end=1479
-  _globals['_TARGET']._serialized_start=1482
-  _globals['_TARGET']._serialized_end=1851
+  _globals['_TARGETREQUEST']._serialized_end=192
+  _globals['_TARGETCOMMAND']._serialized_start=195
+  _globals['_TARGETCOMMAND']._serialized_end=455
+  _globals['_VERIFY']._serialized_start=458
+  _globals['_VERIFY']._serialized_end=732
+  _globals['_TARGETRESPONSE']._serialized_start=735
+  _globals['_TARGETRESPONSE']._serialized_end=885
+  _globals['_TARGETANSWER']._serialized_start=888
+  _globals['_TARGETANSWER']._serialized_end=1103
+  _globals['_VERDICT']._serialized_start=1106
+  _globals['_VERDICT']._serialized_end=1415
+  _globals['_LOGPROBS']._serialized_start=1417
+  _globals['_LOGPROBS']._serialized_end=1479
+  _globals['_TOKENIZERREQUEST']._serialized_start=1481
+  _globals['_TOKENIZERREQUEST']._serialized_end=1499
+  _globals['_TOKENIZERPIECE']._serialized_start=1501
+  _globals['_TOKENIZERPIECE']._serialized_end=1550
+  _globals['_TARGET']._serialized_start=1553
+  _globals['_TARGET']._serialized_end=1922
 # @@protoc_insertion_point(module_scope)

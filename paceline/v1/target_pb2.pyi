@@ -9,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TargetRequest(_message.Message):
-    __slots__ = ("commands",)
+    __slots__ = ("commands", "demand")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[TargetCommand]
-    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
+    demand: _model_pb2.Demand
+    def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ..., demand: _Optional[_Union[_model_pb2.Demand, _Mapping]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
     __slots__ = ("command_id", "sequence_id", "open", "verify", "truncate", "release", "fork")
@@ -55,14 +57,16 @@ class Verify(_message.Message):
     def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class TargetResponse(_message.Message):
-    __slots__ = ("hello", "answers", "engine_steps")
+    __slots__ = ("hello", "answers", "engine_steps", "load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: _model_pb2.Hello
     answers: _containers.RepeatedCompositeFieldContainer[TargetAnswer]
     engine_steps: int
-    def __init__(self, hello: _Optional[_Union[_model_pb2.Hello, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[TargetAnswer, _Mapping]]] = ..., engine_steps: _Optional[int] = ...) -> None: ...
+    load: _model_pb2.Load
+    def __init__(self, hello: _Optional[_Union[_model_pb2.Hello, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[TargetAnswer, _Mapping]]] = ..., engine_steps: _Optional[int] = ..., load: _Optional[_Union[_model_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class TargetAnswer(_message.Message):
     __slots__ = ("command_id", "opened", "verdict", "failure", "prompt_logprobs")

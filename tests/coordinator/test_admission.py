@@ -116,3 +116,18 @@ async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
         async with crowd._admission.slot(10):
             pass
     assert refused.value.retry_after_s
+
+
+async def test_those_who_wait_are_admitted_when_the_capacity_has_grown() -> None:
+    capacity = 100
+    admission = Admission(max_num_seqs=9, max_queue_size=9, cache_tokens=lambda: capacity)
+    crowd = Crowd(admission)
+    for name in "abc":
+        await crowd.enter(name, 60)
+    assert crowd.inside == ["a"]
+    capacity = 130
+    await settle()
+    assert crowd.inside == ["a"]
+    admission.admit_waiting()
+    await settle()
+    assert crowd.inside == ["a", "b"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.remote.link import TARGET, Link
+from coordinator.remote.load import ServerLoad
 from coordinator.remote.pool import Pool
 from paceline.errors import ConfigError, OutOfRange, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, SPLIT_BYTES
@@ -86,17 +87,22 @@ class FakeTarget:
     def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
         self.version = version
         self.sessions = self.commands = 0
-        self.free_blocks = 10
         # Of each message.
         self.sizes: list[int] = []
         self.counts: list[int] = []
+        self.demands: list[tuple[int, int] | None] = []
         self._answer = answer
         # Of the first session, as if the process were another than the card's.
         self.instance_id = ""
 
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(
-            name="fake", protocol_version=self.version, max_model_len=512, total_blocks=10, free_blocks=self.free_blocks
+            name="fake",
+            protocol_version=self.version,
+            max_model_len=512,
+            block_size=16,
+            total_blocks=10,
+            free_blocks=10,
         )
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -107,6 +113,10 @@ class FakeTarget:
         async for request in requests:
             self.sizes.append(request.ByteSize())
             self.counts.append(len(request.commands))
+            demand = request.demand
+            self.demands.append(
+                (demand.num_generations, demand.reserved_tokens) if request.HasField("demand") else None
+            )
             for command in request.commands:
                 self.commands += 1
                 yield answer(command)
@@ -142,9 +152,9 @@ async def linked(address: str, check_card: Any = lambda card: None) -> AsyncIter
         await link.stop()
 
 
-async def come_up(link: Link) -> None:
+async def come_up(link: Link, epoch: int = 1) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not link.is_up:
+        while not link.is_up or link.epoch < epoch:
             link.want()
             await asyncio.sleep(0.01)
 
@@ -329,16 +339,50 @@ async def test_the_largest_opens_of_one_moment_make_no_large_message(tmp_path: P
         assert max(fake.sizes) <= SPLIT_BYTES + largest.ByteSize() + 100
 
 
-async def test_free_blocks_are_asked_for_again_and_a_lost_server_keeps_its_last(tmp_path: Path) -> None:
-    fake = FakeTarget()
+async def test_a_server_says_how_it_is_doing_and_starts_anew_at_each_connection(tmp_path: Path) -> None:
+    fake = FakeTarget(lambda command: target_pb2.TargetResponse(load=model_pb2.Load(free_blocks=3, is_draining=True)))
+    changes: list[int] = []
     async with linked(f"unix:{tmp_path}/fake.sock") as link:
-        await link.refresh()
+        link._on_change = lambda: changes.append(link.load.num_free_blocks)
         async with serving(fake, tmp_path):
             await come_up(link)
-            assert link.card is not None
-            fake.free_blocks = 3
-            assert link.card.free_blocks == 10
-            await link.refresh()
-            assert link.card.free_blocks == 3
-        await link.refresh()
-        assert link.card.free_blocks == 3
+            assert (link.load.num_free_blocks, link.load.is_draining) == (10, False)
+            link.send(1, lambda command: command.verify.SetInParent())
+            async with asyncio.timeout(WAIT_S):
+                while not link.load.is_draining:
+                    await asyncio.sleep(0.01)
+        async with serving(fake, tmp_path):
+            await come_up(link, 2)
+            assert (link.load.num_free_blocks, link.load.is_draining) == (10, False)
+    assert changes == [10, 3, 10]
+
+
+async def test_a_server_is_told_what_its_client_needs_when_that_has_changed_and_at_each_connection(
+    tmp_path: Path,
+) -> None:
+    fake = FakeTarget()
+    async with linked(f"unix:{tmp_path}/fake.sock") as link:
+        async with serving(fake, tmp_path):
+            await come_up(link)
+            for demand in ((0, 0), (2, 90), (2, 90), (0, 0)):
+                link.demand = demand
+                await ask(link)
+            link.demand = (1, 20)
+        async with serving(fake, tmp_path):
+            await come_up(link, 2)
+            await ask(link)
+    assert fake.demands == [None, (2, 90), None, (0, 0), (1, 20)]
+
+
+async def test_a_cache_is_shared_equally_and_what_others_leave_is_anyones(tmp_path: Path) -> None:
+    async with linked(f"unix:{tmp_path}/fake.sock") as link:
+        assert link.num_cache_tokens == 0
+        async with serving(FakeTarget(), tmp_path):
+            await come_up(link)
+            assert link.num_cache_tokens == 160
+            link.load = ServerLoad(num_others=1, num_other_tokens=30)
+            assert link.num_cache_tokens == 130
+            link.load = ServerLoad(num_others=1, num_other_tokens=1000)
+            assert link.num_cache_tokens == 80
+            link.load = ServerLoad(num_others=3, num_other_tokens=1000)
+            assert link.num_cache_tokens == 40

@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from coordinator.remote.link import TARGET, ForwardTimes
+from coordinator.remote.load import ServerLoad
 from coordinator.remote.place import Place
 from coordinator.remote.pool import Member, TargetPool
 from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes
@@ -28,7 +29,7 @@ PROMPT = list(range(10))
 def member(name: str) -> Member:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
-        want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
+        load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
     )  # fmt: skip
     return Member(cast(Any, link))
 
@@ -84,6 +85,38 @@ def test_a_member_whose_cache_is_spoken_for_comes_last() -> None:
     large.release()
     assert place(pool).link.address == "a"
     assert (pool.members[0].num_placed, pool.members[0].num_reserved) == (1, 14)
+
+
+def test_other_coordinators_generations_count_like_ones_own() -> None:
+    pool = pool_of("a", "b")
+    pool.members[0].link.load = ServerLoad(num_other_generations=2)
+    assert [place(pool).link.address for _ in range(4)] == ["b", "b", "a", "b"]
+    assert pool.members[1].link.demand == (3, 42)
+
+
+def test_a_member_that_is_about_to_end_gets_no_more_and_keeps_what_it_has() -> None:
+    pool = pool_of("a", "b")
+    here = place(pool)
+    pool.members[0].link.load = ServerLoad(is_draining=True)
+    assert {place(pool).link.address for _ in range(5)} == {"b"}
+    assert (here.link.address, here.is_serving) == ("a", True)
+
+
+def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> None:
+    pool = pool_of("a", "b", "c")
+    for each, slowdown in zip(pool.members, (4.0, 1.2, 1.0), strict=True):
+        each.link.load = ServerLoad(slowdown=slowdown)
+    # 1.2 and 1 are alike.
+    assert [place(pool).link.address for _ in range(4)] == ["b", "c", "b", "c"]
+    pool.members[0].link.load = ServerLoad()
+    assert place(pool).link.address == "a"
+
+
+def test_a_search_reserves_what_all_its_beams_may_need() -> None:
+    pool = pool_of("a")
+    request = make_context(PROMPT, 4).request
+    Place(pool, replace(request, sampling=replace(request.sampling, beams=3)), PROMPT)
+    assert pool.members[0].num_reserved == 10 + 3 * 4
 
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
@@ -206,17 +239,13 @@ async def test_a_member_with_generations_is_let_go_when_they_have_ended_unless_i
     await pool.stop()
 
 
-async def test_blocks_are_those_of_all_members_that_are_up_and_asked_for_at_most_once_a_second() -> None:
+def test_blocks_are_those_of_all_members_that_are_up() -> None:
     pool = pool_of("a", "b", "c")
     for each, (free, total) in zip(pool.members, ((1, 10), (5, 20), (30, 30)), strict=True):
         link = cast(Any, each.link)
-        link.card, link.refresh = SimpleNamespace(free_blocks=free, total_blocks=total), AsyncMock()
+        link.card, link.load = SimpleNamespace(total_blocks=total), ServerLoad(num_free_blocks=free)
     cast(Any, pool.members[2].link).is_up = False
     assert pool.num_blocks == (6, 30)
-    for _ in range(5):
-        pool.refresh()
-    await asyncio.sleep(0)
-    assert [cast(Any, each.link).refresh.await_count for each in pool.members] == [1, 1, 1]
 
 
 def digests_of(tokens: list[int]) -> list[bytes]:

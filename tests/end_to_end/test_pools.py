@@ -77,11 +77,13 @@ class Pools:
 
 
 @contextlib.asynccontextmanager
-async def pools(folder: Path, targets: Sequence[str], drafts: Sequence[str]) -> AsyncIterator[Pools]:
+async def pools(
+    folder: Path, targets: Sequence[str], drafts: Sequence[str], target_flags: Sequence[str] = UNLIKE_TARGET
+) -> AsyncIterator[Pools]:
     with contextlib.ExitStack() as stack:
         servers = Servers(folder, stack)
         for name in targets:
-            servers.start("target_server", name, *UNLIKE_TARGET)
+            servers.start("target_server", name, *target_flags)
         for name in drafts:
             servers.start("draft_server", name, *UNLIKE_DRAFT)
         for each in servers.by_name.values():
@@ -146,6 +148,40 @@ async def test_members_that_leave_the_list_or_are_stopped_change_no_token(tmp_pa
             async with asyncio.timeout(WAIT_S):
                 while (await found.placed("target")).keys() - {"target a"}:
                     await asyncio.sleep(0.05)
+
+
+async def test_a_target_that_is_told_to_end_ends_with_its_generations_and_none_moves(tmp_path: Path) -> None:
+    async with pools(tmp_path, ["target a", "target b"], ["draft a"]) as found:
+        expected = await found.answers()
+        answering = asyncio.create_task(found.answers())
+        async with asyncio.timeout(WAIT_S):
+            while len(await found.placed("target")) < 2:
+                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(found.servers.by_name["target a"].stop) == 0
+        assert await answering == expected
+        assert (await found.figures())['paceline_moves_total{server="target"}'] == 0
+        assert await found.answers() == expected
+
+
+async def test_a_coordinator_queues_what_another_one_left_no_room_for(tmp_path: Path) -> None:
+    # Room for four contexts of the model's maximum length.
+    async with pools(tmp_path, ["target a"], [], (*UNLIKE_TARGET, "--kv-cache-memory", "1MiB")) as found:
+        metrics = f"127.0.0.1:{free_port()}"
+        flags = ("--target", f"file:{tmp_path}/targets", "--draft", "none", "--metrics", metrics)
+        second = found.servers.start("coordinator", "second", *flags)
+        await asyncio.to_thread(second.wait_serving)
+        async with AsyncClient(second.address) as client:
+            other = Pools(found.servers, client, f"http://{metrics}/metrics")
+            sampling = SamplingParams(max_tokens=511, ignore_eos=True, temperature=0)
+            here = [asyncio.create_task(found.client.complete([1], sampling)) for _ in range(3)]
+            await found.until("target", "target a", 3, "paceline_server_generations")
+            # Two may run in its half of the cache; alone, four could.
+            there = [asyncio.create_task(client.complete([1], sampling)) for _ in range(3)]
+            async with asyncio.timeout(WAIT_S):
+                while not (await other.figures())["paceline_generations_waiting"]:
+                    assert not any(each.done() for each in there)
+                    await asyncio.sleep(0.01)
+            assert len({tuple(each.token_ids) for each in await asyncio.gather(*here, *there)}) == 1
 
 
 async def test_a_target_with_other_weights_never_serves_the_pool(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class RawSession:
         self._answers: dict[int, Any] = {}
         # Of the server, as it last said.
         self.engine_steps = 0
+        self.load = model_pb2.Load()
 
     def close(self) -> None:
         self._requests.put(None)
@@ -56,11 +57,22 @@ class RawSession:
     def answer(self, command_id: int) -> Any:
         """Waits for the answer to a command."""
         while command_id not in self._answers:
-            response = next(self._call)
-            self.engine_steps = response.engine_steps
-            for answer in response.answers:
-                self._answers[answer.command_id] = answer
+            self.receive()
         return self._answers.pop(command_id)
+
+    def receive(self) -> None:
+        """Waits for the next message, with or without answers."""
+        response = next(self._call)
+        self.engine_steps = response.engine_steps
+        if response.HasField("load"):
+            self.load = response.load
+        for answer in response.answers:
+            self._answers[answer.command_id] = answer
+
+    def need(self, num_generations: int, reserved_tokens: int) -> None:
+        """Says what this client's generations need."""
+        demand = model_pb2.Demand(num_generations=num_generations, reserved_tokens=reserved_tokens)
+        self._requests.put(self._request(demand=demand))
 
     def ask(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
         """Sends one command and waits."""

@@ -1,7 +1,9 @@
 """What both model servers promise alike of their streams, beyond the single commands in `test_session`."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from paceline.rpc.channel import MAX_COMMANDS
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.conftest import TINY
 from tests.hosted import Host, HostedService
+from tests.services import running, spawn_service
 from tests.serving.raw_session import RawSession, opening, propose, release, substance_of, truncate, verify
 
 VOCAB_SIZE = 512
@@ -278,3 +281,60 @@ def test_what_does_not_fit_is_refused_and_evicts_nobody(crowded: tuple[RawSessio
     assert theirs.ask(kept, propose(48, [2], 1)).WhichOneof("answer") == "proposal"
     ours.send(wanting, truncate(40))
     assert ours.ask(wanting, propose(40, [2], 1)).WhichOneof("answer") == "proposal"
+
+
+def wait_for_others(session: RawSession, *expected: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while (found := (session.load.others.num_generations, session.load.others.reserved_tokens)) != expected:
+        assert time.monotonic() < deadline_s, f"others need {found}, not {expected}"
+        session.receive()
+
+
+def test_each_stream_is_told_what_the_others_need_until_they_end(session: RawSession, service: HostedService) -> None:
+    others = [RawSession(service) for _ in range(2)]
+    for other in others:
+        other.need(3, 1000)
+    session.need(50, 70)
+    wait_for_others(session, 6, 2000)
+    assert session.load.num_others == 2
+    wait_for_others(others[0], 53, 1070)
+    others[1].need(4, 2**64 - 1)
+    wait_for_others(session, 7, 2**32 - 1)
+    # Commands without a word of it change nothing.
+    others[0].open()
+    wait_for_others(others[0], 54, 2**32 - 1)
+    others[1].close()
+    wait_for_others(session, 3, 1000)
+    others[0].close()
+    wait_for_others(session, 0, 0)
+
+
+def test_a_server_says_how_many_blocks_are_free_and_how_busy_it_is(session: RawSession, service: HostedService) -> None:
+    total = session.describe().total_blocks
+    sequence = session.open()
+    session.ask(sequence, work(service, 0, [7] * 33))
+    deadline_s = time.monotonic() + 20
+    while not (session.load.free_blocks == total - 3 and 0 < session.load.busy < 1):
+        assert time.monotonic() < deadline_s, session.load
+        session.receive()
+    session.send(sequence, release)
+    while session.load.busy:
+        assert time.monotonic() < deadline_s, session.load
+        session.receive()
+
+
+def test_a_server_that_is_told_to_end_says_so_and_lets_sequences_end(tmp_path: Path) -> None:
+    service = spawn_service("target_server", tmp_path, *TINY)
+    with running(service):
+        service.wait_serving()
+        session, idle = RawSession(service), RawSession(service)
+        sequence = session.open()
+        session.ask(sequence, verify(0, [5, 6, 7]))
+        service.process.send_signal(signal.SIGTERM)
+        for each in (session, idle):
+            while not each.load.is_draining:
+                each.receive()
+        assert session.ask(sequence, verify(3, [8])).WhichOneof("answer") == "verdict"
+        assert service.process.poll() is None
+        session.send(sequence, release)
+        assert service.process.wait(20) == 0

@@ -22,6 +22,7 @@ from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.load import LoadMeter
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
@@ -56,6 +57,7 @@ class Worker:
         # Engine steps so far. Other threads read it.
         self.num_steps = 0
         self.counts = WorkerCounts()
+        self.load = LoadMeter()
         self._checks_integrity = False
         self._running: Future[None] | None = None
         # When the step that runs began (time.monotonic). Other threads read it.
@@ -222,6 +224,7 @@ class Worker:
         duration_s = time.perf_counter() - started_s
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
+        self.load.count_step(duration_s, num_tokens)
         if self._on_step is not None:
             self._on_step(duration_s, len(shares), num_tokens, len(failed))
         num_handed_over = 0
