@@ -96,7 +96,6 @@ class ModelServicer(ABC):
                 await reader
         finally:
             self._streams.discard(stream)
-            self._tell_others(stream)
             heart.cancel()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
