@@ -14,8 +14,8 @@ from coordinator.drafters.drafter import Resources
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
 from coordinator.kept_prompt import KeptPrompt
-from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
 from coordinator.remote.link import DRAFT, TARGET
 from coordinator.remote.pool import DraftPool, Pool, TargetPool
@@ -66,7 +66,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         generations = _generations(settings, target, draft, tokenizer, card, metrics)
         registry.register(CoordinatorState(generations.admission, pools, generations.unread))
         defaults = settings.speculation_defaults
-        generations.policies.check(defaults.drafter)
+        generations.policies.check(defaults)
         reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)

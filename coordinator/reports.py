@@ -13,6 +13,8 @@ class DraftReport:
     reason: str = ""
     # Number of draft tokens requested.
     num_asked: int = 0
+    # Name of the draft model that proposed, if one did.
+    draft: str = ""
     # Uncached context tokens: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
     computed_us: int = 0
@@ -33,12 +35,12 @@ class DraftReport:
     def drafters(self) -> str:
         return f"{self.drafter}+{self.continued_by}" if self.continued_by else self.drafter
 
-    def split(self, num_choices: int) -> list[tuple[str, int]]:
-        """Returns each drafter's name and its part of the first `num_choices` drafts that are not forced."""
+    def split(self, num_choices: int) -> list[tuple[str, str, int]]:
+        """Returns each drafter, its draft model, and its part of the first `num_choices` drafts that are not forced."""
         if not self.continued_by:
-            return [(self.drafter, num_choices)]
+            return [(self.drafter, self.draft, num_choices)]
         first = min(num_choices, self.num_before)
-        return [(self.drafter, first), (self.continued_by, num_choices - first)]
+        return [(self.drafter, "", first), (self.continued_by, self.draft, num_choices - first)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class RequestReader:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
-        self._policies.check(speculation.drafter)
+        self._policies.check(speculation)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))

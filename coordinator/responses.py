@@ -64,6 +64,7 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
         target_us=verdict.report.computed_us,
         queued_us=queued_us,
         wire_us=max(0, int((finished.propose_s + finished.verify_s) * 1e6) - computed_us - queued_us),
+        draft=proposal.report.draft if proposal.tokens else "",
     )
 
 

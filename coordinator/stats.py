@@ -57,8 +57,8 @@ class GenerationStats:
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     forced: int = 0
-    # Proposed and accepted tokens by drafter.
-    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # Proposed and accepted tokens by drafter and draft model.
+    by_source: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     last_round: Round | None = None
     draft_us: int = 0
     target_us: int = 0
@@ -72,7 +72,7 @@ class GenerationStats:
         if self.first_token_us == 0:
             self.count_first_token()
         if proposal.report.drafter == "prediction":
-            (_, num_predicted), *_ = proposal.report.split(num_proposed)
+            (_, _, num_predicted), *_ = proposal.report.split(num_proposed)
             self.prediction_accepted += min(num_accepted, num_predicted)
             self.prediction_rejected += max(0, num_predicted - num_accepted)
         self.last_round = finished
@@ -100,9 +100,9 @@ class GenerationStats:
         if num_proposed:
             self._count_positions(num_proposed, num_accepted)
             parts = zip(draft.split(num_proposed), draft.split(num_accepted), strict=True)
-            for (name, num_own), (_, num_right) in parts:
-                proposed, accepted = self.by_source.get(name, (0, 0))
-                self.by_source[name] = proposed + num_own, accepted + num_right
+            for (name, draft_name, num_own), (_, _, num_right) in parts:
+                proposed, accepted = self.by_source.get((name, draft_name), (0, 0))
+                self.by_source[name, draft_name] = proposed + num_own, accepted + num_right
         self.draft_us += draft.computed_us
         self.target_us += verify.computed_us
         self.queued_us += draft.queued_us + verify.queued_us
@@ -155,6 +155,11 @@ class GenerationStats:
         for index in range(num_proposed):
             self.proposed_per_position[index] += 1
             self.accepted_per_position[index] += index < num_accepted
+
+    @property
+    def sources(self) -> list[str]:
+        """Returns the drafters that proposed."""
+        return sorted({name for name, _ in self.by_source})
 
     @property
     def proposed(self) -> int:

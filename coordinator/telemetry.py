@@ -48,8 +48,10 @@ class CoordinatorMetrics:
         self._tokens = counter("generated_tokens", "Generated tokens.")
         self._rounds = counter("rounds", "Speculative rounds: target forwards after the prompt's.")
         self._round_tokens = counter("round_tokens", "Tokens emitted by these rounds.")
-        self._drafts = counter("draft_tokens", "Draft tokens by drafter.", "source")
-        self._accepted = counter("accepted_draft_tokens", "Accepted draft tokens by drafter.", "source")
+        self._drafts = counter("draft_tokens", "Draft tokens by drafter and draft model.", "source", "draft")
+        self._accepted = counter(
+            "accepted_draft_tokens", "Accepted draft tokens by drafter and draft model.", "source", "draft"
+        )
         self._drafts_at = counter("draft_tokens_per_position", "Draft tokens by position in the round.", "position")
         self._accepted_at = counter(
             "accepted_draft_tokens_per_position", "Accepted draft tokens by position in the round.", "position"
@@ -99,8 +101,8 @@ class CoordinatorMetrics:
         self._rounds.inc(figures.rounds)
         self._round_tokens.inc(stats.round_tokens)
         for source, (proposed, accepted) in stats.by_source.items():
-            self._drafts.labels(source).inc(proposed)
-            self._accepted.labels(source).inc(accepted)
+            self._drafts.labels(*source).inc(proposed)
+            self._accepted.labels(*source).inc(accepted)
         for position, proposed in enumerate(figures.proposed_per_position):
             self._drafts_at.labels(position).inc(proposed)
             self._accepted_at.labels(position).inc(figures.accepted_per_position[position])
@@ -230,7 +232,7 @@ def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, 
                 "paceline.proposed": figures.proposed,
                 "paceline.accepted": figures.accepted,
                 "paceline.acceptance_length": figures.mean_acceptance_length,
-                "paceline.sources": sorted(stats.by_source),
+                "paceline.sources": stats.sources,
             },
         )
 
@@ -288,7 +290,7 @@ def log_generation(choice: Choice, error: BaseException | None) -> None:
         "proposed": figures.proposed,
         "accepted": figures.accepted,
         "acceptance_length": round(figures.mean_acceptance_length, 2),
-        "sources": ",".join(sorted(choice.stats.by_source)) or "none",
+        "sources": ",".join(choice.stats.sources) or "none",
         **first_token,
         "total_ms": int(timing.total_ms),
         **{f"{stage}_ms": int(getattr(timing, f"{stage}_ms")) for stage in STAGES},

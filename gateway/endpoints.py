@@ -306,6 +306,7 @@ def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
         "rule": None if defaults.rule is None else defaults.rule.value,
         "lenience": defaults.lenience,
         "draft_temperature": defaults.draft_temperature,
+        "draft": defaults.draft,
     }
 
 

@@ -174,7 +174,7 @@ STRUCTURED_OUTPUTS_REFUSED: dict[str, tuple[Any, ...]] = {
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 # Keys of `speculation` that set the number of draft tokens.
 DRAFT_LENGTH = ("num_speculative_tokens", "draft_min", "draft_max", "entropy_beta")
-SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature")
+SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature", "draft")
 # Taken by every API that answers with items.
 OURS = (
     *(name for name in SAMPLING if name not in ("n", "stop")), "speculation", "prediction", "request_id", "cache_salt",

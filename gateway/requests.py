@@ -147,7 +147,7 @@ def _parse_speculation(
     asked = whole_numbers(get(body, "speculation", dict, "an object, true or false"))
     check_keys(asked, SPECULATION, "speculation")
     given: dict[str, Any] = {
-        name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None
+        name: asked[name] for name in ("lenience", "draft_temperature", "draft") if asked.get(name) is not None
     }
     given["enabled"] = flag(asked, "enabled", True, "speculation.")
     if asked.get("drafter") is not None:

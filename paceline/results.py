@@ -51,6 +51,8 @@ class RoundTrace:
     queued_us: int
     # Messages and event loops.
     wire_us: int
+    # The draft model that proposed; empty if none did.
+    draft: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
-from paceline.checks import require, require_type
+from paceline.checks import require, require_at_most, require_type
 from paceline.sampling import SamplingParams
 
 MAX_DRAFT_TOKENS = 16
+MAX_DRAFT_NAME_CHARACTERS = 256
 _ALLOWED_LENGTHS = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
 
 
@@ -143,6 +144,8 @@ class SpeculationParams:
         target's.
     draft_temperature: temperature of the draft model, above 0; None: the request's. Does not change the output's
         distribution.
+    draft: name of the draft model, of at most 256 characters, if the coordinator has several. Empty: any; with Bounds the
+        one that gains most in each round.
     """
 
     enabled: bool = True
@@ -152,6 +155,7 @@ class SpeculationParams:
     draft_mode: DraftMode | None = None
     lenience: float = 1.0
     draft_temperature: float | None = None
+    draft: str = ""
 
     def __post_init__(self) -> None:
         self._convert_words()
@@ -173,6 +177,10 @@ class SpeculationParams:
             require_type(self, Real, "a number or None", "draft_temperature")
             is_positive = 0 < self.draft_temperature < math.inf
             require(is_positive, "draft_temperature", self.draft_temperature, "a finite number > 0")
+        require_type(self, str, "a text", "draft")
+        # A lone surrogate can't be encoded.
+        require(self.draft == self.draft.encode(errors="ignore").decode(), "draft", self.draft, "a text in UTF-8")
+        require_at_most(MAX_DRAFT_NAME_CHARACTERS, len(self.draft), "draft", "characters")
 
     def _convert_words(self) -> None:
         for name, kind in (("drafter", Drafter), ("rule", Rule), ("draft_mode", DraftMode)):
@@ -217,6 +225,8 @@ class SpeculationParams:
             is_drawn = self.drafter.asks_model and self.resolved_draft_mode(sampling) is not DraftMode.GREEDY
             allowed = "left out if no draft model draws: at temperature 0, with a greedy draft, or another drafter"
             require(is_drawn, "draft_temperature", self.draft_temperature, allowed)
+        asks_it = self.drafter.asks_model or not self.draft
+        require(asks_it, "draft", self.draft, f"left out with drafter {self.drafter.value}, which asks no draft model")
 
     def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Returns how a draft model draws. Any q preserves the output's distribution if drafts are drawn from it

@@ -149,6 +149,31 @@ def test_a_bad_draft_temperature_is_refused_by_name(fields: dict[str, Any], said
 
 
 @pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        (5, "draft is 5; it must be a text"),
+        (None, "draft is None; it must be a text"),
+        ("\ud83d", "draft is '\\ud83d'; it must be a text in UTF-8"),
+        ("x" * 257, "draft is '257 characters'; it must be at most 256 characters"),
+    ],
+)
+def test_a_bad_name_of_a_draft_is_refused(draft: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
+        SpeculationParams(draft=draft)
+
+
+@pytest.mark.parametrize("drafter", Drafter, ids=lambda drafter: drafter.value)
+def test_a_draft_is_named_only_with_drafters_that_ask_a_model(drafter: Drafter) -> None:
+    params = SpeculationParams(drafter=drafter, draft="x" * 256)
+    if drafter.asks_model:
+        params.check(WARM)
+        assert SpeculationParams(**speculation_from_message(speculation_to_message(params))) == params
+    else:
+        with pytest.raises(InvalidArgument, match=rf"it must be left out with drafter {drafter.value}, which asks no"):
+            params.check(WARM)
+
+
+@pytest.mark.parametrize(
     ("sampling", "fields"),
     [
         (SamplingParams(), {}),

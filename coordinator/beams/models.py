@@ -78,6 +78,8 @@ class TargetBeams:
 
 @dataclass(slots=True)
 class Drafted:
+    # The draft model's name, if there is one.
+    draft: str = ""
     levels: list[list[Tokens]] = field(default_factory=list)
     computed_us: int = 0
     queued_us: int = 0
@@ -96,7 +98,7 @@ class DraftBeams:
         self._is_available = True
 
     async def draft(self, beams: Beams) -> Drafted:
-        drafted, searched = Drafted(), copy.copy(beams)
+        drafted, searched = Drafted(self._place.model), copy.copy(beams)
         while self._is_available and len(drafted.levels) < self._num_steps:
             if not self._place.is_serving and not self._place.move():
                 break
@@ -140,7 +142,7 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
     if not asks_model or not isinstance(length, int) or length == 0:
         return None
     place = resources.draft_place(request)
-    return None if place is None else DraftBeams(place, request, length, resources.deadline)
+    return None if place is None else DraftBeams(place, request, length, resources.deadlines[place.model])
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

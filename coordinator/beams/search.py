@@ -55,7 +55,9 @@ async def search(
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
             # The first step needs no draft.
-            report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
+            report = DraftReport(
+                drafter="model", draft=drafted.draft, computed_us=drafted.computed_us, queued_us=drafted.queued_us
+            )
             stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         if not beams.finished:
             raise no_token_allowed()

@@ -4,6 +4,7 @@ Proposals never change the output's distribution if tokens with probabilities we
 """
 
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -54,6 +55,8 @@ class ModelDrafter(Drafter, Protocol):
     """Drafts at a cost."""
 
     name: str
+    # The model's name, if it has one.
+    draft: str = ""
     # Whether `propose` respects `least_confidence` and `after`; it then proposes at least one token while available.
     has_confidence: bool
 
@@ -121,19 +124,32 @@ class Resources:
     custom: Callable[[Request], Drafter] | None = None
     recent: RecentAnswers | None = None
     ngram_shape: NgramShape = DEFAULT_SHAPE
-    deadline: DraftDeadline = field(default_factory=DraftDeadline)
+    # By the draft model's name.
+    deadlines: dict[str, DraftDeadline] = field(default_factory=lambda: defaultdict(DraftDeadline))
 
     def draft_place(self, request: Request) -> DraftPlace | None:
-        """Returns a place for a request's draft; None while there is no draft server."""
-        return Place(self.draft, request, request.prompt) if self.draft is not None and self.draft.members else None
+        """Returns a place for a request's draft; None while there is no draft server for it."""
+        return next(iter(self._places(request, [request.speculation.draft])), None)
+
+    def draft_places(self, request: Request) -> list[DraftPlace]:
+        """Returns a place at each draft model that a request may use."""
+        named, models = request.speculation.draft, [] if self.draft is None else self.draft.models
+        return self._places(request, models if len(models) > 1 and not named else [named])
+
+    def _places(self, request: Request, models: Sequence[str]) -> list[DraftPlace]:
+        pool = self.draft
+        if pool is None:
+            return []
+        there = [model for model in models if any(each.has(model) for each in pool.members)]
+        return [Place(pool, request, request.prompt, model=model) for model in there]
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSet:
-    """`standby` proposes only while `model` is unavailable."""
+    """`standby` proposes only while no model is available."""
 
     lookups: Sequence[LookupDrafter] = ()
-    model: ModelDrafter | None = None
+    models: Sequence[ModelDrafter] = ()
     standby: Sequence[LookupDrafter] = ()
 
 
@@ -153,7 +169,7 @@ class Factory:
         if self.adaptive is not None:
             return self.adaptive(resources, request)
         name = request.speculation.drafter.value
-        return DrafterSet(model=TimedDrafter(self.fixed(resources, request), name))
+        return DrafterSet(models=[TimedDrafter(self.fixed(resources, request), name)])
 
 
 def load_factory(name: DrafterName) -> Factory:

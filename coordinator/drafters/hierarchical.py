@@ -69,19 +69,19 @@ def _prior_rate(kind: Hashable) -> float:
     return PRIOR_RATES[min(match_length, max(PRIOR_RATES))]
 
 
-def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, HierarchicalDrafter | None]:
-    ngram, place = NgramDrafter(resources.ngram_shape), resources.draft_place(request)
-    return ngram, None if place is None else HierarchicalDrafter(place, request, resources.deadline, ngram)
+def _make(resources: Resources, request: Request, place: DraftPlace, ngram: NgramDrafter) -> HierarchicalDrafter:
+    return HierarchicalDrafter(place, request, resources.deadlines[place.model], ngram)
 
 
 def _fixed(resources: Resources, request: Request) -> Drafter:
-    ngram, model = _make(resources, request)
-    return ngram if model is None else StandbyDrafter(model, ngram)
+    ngram, place = NgramDrafter(resources.ngram_shape), resources.draft_place(request)
+    return ngram if place is None else StandbyDrafter(_make(resources, request, place, ngram), ngram)
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:
-    ngram, model = _make(resources, request)
-    return DrafterSet(model=model, standby=[ngram])
+    ngram = NgramDrafter(resources.ngram_shape)
+    models = [_make(resources, request, place, ngram) for place in resources.draft_places(request)]
+    return DrafterSet(models=models, standby=[ngram])
 
 
 FACTORY = Factory(_fixed, _adaptive)

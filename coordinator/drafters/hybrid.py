@@ -3,7 +3,7 @@
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
-from coordinator.drafters.model import make_model, make_model_or_ngram
+from coordinator.drafters.model import make_model_or_ngram, make_models
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.suffix import make_lookups
 
@@ -35,7 +35,7 @@ def _fixed(resources: Resources, request: Request) -> HybridDrafter:
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:
-    return DrafterSet(make_lookups(resources, request), make_model(resources, request))
+    return DrafterSet(make_lookups(resources, request), make_models(resources, request))
 
 
 FACTORY = Factory(_fixed, _adaptive)

@@ -37,6 +37,7 @@ class RemoteDrafter(ModelDrafter):
 
     def __init__(self, place: DraftPlace, request: Request, deadline: DraftDeadline) -> None:
         self._place = place
+        self.draft = place.model
         self._deadline = deadline
         self._target_vocab_size = request.vocab_size
         # Under a grammar the draft server takes one step after the other.
@@ -127,7 +128,7 @@ class RemoteDrafter(ModelDrafter):
                     [*context.tokens, *after] if after else context.tokens, fill, lambda answer: answer.num_fed_drafts
                 )
             wait.learn()
-            proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
+            proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._place.model, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"the draft timed out after {wait.seconds:.1f} s"
@@ -177,7 +178,7 @@ class RemoteDrafter(ModelDrafter):
 
 
 def _proposal(
-    answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, entropy_rule: EntropyAdaptive | None
+    answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, draft: str, entropy_rule: EntropyAdaptive | None
 ) -> Proposal:
     """Raises InvalidArgument if sizes do not match."""
     supports, probs = [], []
@@ -199,6 +200,7 @@ def _proposal(
         support_probs=probs,
         report=DraftReport(
             drafter=name,
+            draft=draft,
             num_tail_tokens=num_tail_tokens,
             computed_us=answer.computed_us,
             queued_us=answer.queued_us,
@@ -257,18 +259,22 @@ class StandbyDrafter(Drafter):
         self._model.release()
 
 
-def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
-    place = resources.draft_place(request)
-    return None if place is None else RemoteDrafter(place, request, resources.deadline)
+def make_models(resources: Resources, request: Request) -> list[RemoteDrafter]:
+    """Makes a drafter for each draft model that the request may use."""
+    return [
+        RemoteDrafter(place, request, resources.deadlines[place.model]) for place in resources.draft_places(request)
+    ]
 
 
 def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:
-    ngram, model = NgramDrafter(resources.ngram_shape), make_model(resources, request)
-    return ngram if model is None else StandbyDrafter(model, ngram)
+    ngram, place = NgramDrafter(resources.ngram_shape), resources.draft_place(request)
+    if place is None:
+        return ngram
+    return StandbyDrafter(RemoteDrafter(place, request, resources.deadlines[place.model]), ngram)
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:
-    return DrafterSet(model=make_model(resources, request), standby=[NgramDrafter(resources.ngram_shape)])
+    return DrafterSet(models=make_models(resources, request), standby=[NgramDrafter(resources.ngram_shape)])
 
 
 FACTORY = Factory(make_model_or_ngram, _adaptive)

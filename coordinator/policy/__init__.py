@@ -14,7 +14,8 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
     whether the model drafts at all      where several share forwards: together, by the largest gain until both ways were
                                          seen, then by the better pace
     looked-up tokens                     the largest gain
-    continued by the model, or not       the larger gain of the two
+    continued by a model, or not         the larger gain of the two
+    which of several models              the largest gain, the reading of what it has missed included
     when the model stops                 chance so far * rate of a next draft < speed * seconds of one more
     drafts that the target verifies      the largest gain of those in hand
 

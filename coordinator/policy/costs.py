@@ -6,11 +6,12 @@ context is long or others share its processors, and messages and waits add to it
     seconds = factor * forwards + overhead
 
 Servers report what they computed, so both are observed in each round. They are learned at each level of concurrency, for
-rounds with drafts, for those without, and for the drafting. Only rounds like most of the others count: a plain round that
-waits for another generation's drafts says nothing of how fast all would be without.
+rounds with drafts, for those without, and for each draft model's drafting. Only rounds like most of the others count: a plain
+round that waits for another generation's drafts says nothing of how fast all would be without.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
@@ -81,12 +82,28 @@ class Pace:
 
 
 @dataclass(slots=True)
+class DraftForwards:
+    """A draft model's forwards: one for each token, or one for all. `source`: what their costs are learned by."""
+
+    source: Hashable
+    times: ForwardTimes
+    are_parallel: bool
+
+    def seconds(self, num_active: int, num_fed: float, num_drafts: float) -> float:
+        """Returns the times of `num_drafts` tokens after feeding `num_fed`, for each of the active generations."""
+        if self.are_parallel:
+            return self.times(num_active * (num_fed + num_drafts - 1))
+        return self.times(num_active * num_fed) + (num_drafts - 1) * self.times(num_active)
+
+
+@dataclass(slots=True)
 class Level:
     """What was learned at one level of concurrency."""
 
     plain: Correction = field(default_factory=Correction)
     verifying: Correction = field(default_factory=Correction)
-    drafting: Correction = field(default_factory=Correction)
+    # By source.
+    drafting: dict[Hashable, Correction] = field(default_factory=lambda: defaultdict(Correction))
     # Paces of all generations while none drafts, and while most do.
     paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
     # Rounds without a model's drafts, those that teach nothing included, and all rounds.
@@ -98,10 +115,13 @@ class Level:
 
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
-        plain, verifying, drafting = (
-            replace(each, num_rounds=min(1, each.num_rounds)) for each in (self.plain, self.verifying, self.drafting)
-        )
-        return Level(plain, verifying, drafting)
+        guess = Level(_guess(self.plain), _guess(self.verifying))
+        guess.drafting.update((source, _guess(each)) for source, each in self.drafting.items())
+        return guess
+
+
+def _guess(learned: Correction) -> Correction:
+    return replace(learned, num_rounds=min(1, learned.num_rounds))
 
 
 class CostModel:
@@ -183,27 +203,23 @@ class CostModel:
         counts = range(1, most_drafts + 1)
         return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num * num_tokens))) for num in counts)]
 
-    def draft_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
-        """Predicts the drafting of `num_drafts` tokens after feeding `num_fed`, one forward for each or one for all."""
-        correction = self.level.drafting
-        forwards_s = self._draft_forwards_s(times, num_fed, num_drafts, in_parallel)
-        return correction.seconds(forwards_s) if correction.num_rounds else forwards_s + self.level.plain.overhead_s
-
-    def _draft_forwards_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
-        num_active = self.active.size
-        if in_parallel:
-            return times(num_active * (num_fed + num_drafts - 1))
-        return times(num_active * num_fed) + (num_drafts - 1) * times(num_active)
+    def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
+        """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
+        size, correction = self.active.size, self.level.drafting[forwards.source]
+        if not correction.num_rounds:
+            correction = Correction(overhead_s=self.level.plain.overhead_s)
+        return lambda num_fed, num_drafts: correction.seconds(forwards.seconds(size, num_fed, num_drafts))
 
     def learn(
-        self, finished: Round, seconds: float, times: ForwardTimes | None, num_drafted: int, in_parallel: bool,
-        is_like_others: bool, num_unfed: int,
+        self, finished: Round, seconds: float, forwards: DraftForwards | None, num_drafted: int, is_like_others: bool,
+        num_unfed: int, sources: Collection[Hashable],
     ) -> None:  # fmt: skip
         """Learns from a round.
 
-        `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0.
+        `seconds`: since the generation's last round ended. `forwards`, `num_drafted`: of a model's drafts, or None and 0.
         `is_like_others`: whether most generations did the same, in the round before too.
         `num_unfed`: tokens that the target read before the drafts: 1, plus forced ones.
+        `sources`: all that the generation may use.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0
@@ -225,10 +241,10 @@ class CostModel:
             target_times = self._target_times()
             computed_s = verify.computed_us / 1e6
             correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
-        if times is None or draft.num_tail_tokens > MAX_TAIL:
-            return
-        if num_drafted == 0:
-            level.drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - level.drafting.overhead_s)
-        elif is_common or not level.drafting.num_rounds:
-            forwards_s = self._draft_forwards_s(times, draft.num_tail_tokens, num_drafted, in_parallel)
-            level.drafting.learn(forwards_s, draft.computed_us / 1e6, finished.propose_s, times.is_measured)
+        for source in sources:
+            drafting = level.drafting[source]
+            if forwards is None or source != forwards.source:
+                drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - drafting.overhead_s)
+            elif draft.num_tail_tokens <= MAX_TAIL and (is_common or not drafting.num_rounds):
+                forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
+                drafting.learn(forwards_s, draft.computed_us / 1e6, finished.propose_s, forwards.times.is_measured)

@@ -5,10 +5,11 @@ from dataclasses import replace
 from coordinator.context import Request
 from coordinator.drafters.drafter import NoDrafter, Resources, load_factory
 from coordinator.drafters.prediction import PredictionDrafter
-from coordinator.policy.adaptive import AdaptivePolicy, Experience
+from coordinator.policy.adaptive import AdaptivePolicy
+from coordinator.policy.experience import Experience
 from coordinator.policy.policy import FixedPolicy, Policy, PredictionPolicy
 from paceline.checks import require
-from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
+from paceline.speculation import MAX_DRAFT_TOKENS, Bounds, SpeculationParams
 from paceline.speculation import Drafter as DrafterName
 
 
@@ -20,11 +21,16 @@ class Policies:
         self._experience = experience
         self._factories = {name: load_factory(name) for name in DrafterName}
 
-    def check(self, name: DrafterName) -> None:
-        """Raises InvalidArgument for a drafter that this coordinator does not have."""
+    def check(self, speculation: SpeculationParams) -> None:
+        """Raises InvalidArgument for a drafter or a draft model that this coordinator does not have."""
+        name, draft, pool = speculation.drafter, speculation.draft, self.resources.draft
         missing = {each: factory.missing(self.resources) for each, factory in self._factories.items()}
         *others, last = [each.value for each in missing if not missing[each]]
         require(not missing[name], "drafter", name.value, f"{', '.join(others)} or {last}: {missing[name]}")
+        if draft:
+            models = [] if pool is None else pool.models
+            allowed = f"one of {', '.join(models)}" if models else "left out: there is no draft server"
+            require(draft in models, "draft", draft, allowed)
 
     def make(self, request: Request) -> Policy:
         speculation, prediction = request.speculation, request.prediction

@@ -28,18 +28,28 @@ class Place(Generic[Command, Answer]):
         request: Request,
         tokens: Sequence[int],
         member: Member[Command, Answer] | None = None,
+        model: str = "",
     ) -> None:
-        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest."""
-        self._pool = pool
+        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest.
+
+        `model`: name of the one that members must have, of which at least one has it; any if empty.
+        """
+        self._pool, self._asked_model = pool, model
         self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
         self._known_digests: list[bytes] = []
         # Beams share the context.
         self._num_reserved = len(tokens) + request.sampling.beams * self._num_new
-        self._enter(member or self._choose() or pool.members[0])
+        self._enter(member or self._choose() or next(each for each in pool.members if each.has(model)))
 
     @property
     def is_serving(self) -> bool:
-        return self._member.is_serving
+        # At the same address there may be another model by now.
+        return self._member.is_serving and self._member.has(self._asked_model)
+
+    @property
+    def model(self) -> str:
+        """Returns the model's name; empty while it was never seen."""
+        return self._member.model
 
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
         """Goes to another member that serves and was not tried. Returns whether there is one."""
@@ -102,7 +112,7 @@ class Place(Generic[Command, Answer]):
         return self._known_digests
 
     def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
-        return self._pool.choose(self._digests, len(self._tokens), self._num_new, without)
+        return self._pool.choose(self._digests, len(self._tokens), self._num_new, without, self._asked_model)
 
     def _enter(self, member: Member[Command, Answer]) -> None:
         member.place(1, self._num_reserved)

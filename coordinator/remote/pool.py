@@ -74,6 +74,15 @@ class Member(Generic[Command, Answer]):
         """Returns the tokens of its cache that no generation may come to need."""
         return self.link.num_cache_tokens - self.num_reserved
 
+    @property
+    def model(self) -> str:
+        """Returns its model's name; empty while its card was never seen."""
+        return "" if self.link.card is None else self.link.card.name
+
+    def has(self, model: str) -> bool:
+        """Returns whether it has this model, or any if empty."""
+        return not model or self.model == model
+
 
 class Pool(Generic[Command, Answer]):
     def __init__(
@@ -123,6 +132,11 @@ class Pool(Generic[Command, Answer]):
         return max(links, key=lambda link: -link.away_s).card if links else None
 
     @property
+    def models(self) -> list[str]:
+        """Returns the names of the members' models."""
+        return sorted({each.model for each in self.members} - {""})
+
+    @property
     def channel(self) -> Any:
         """Returns a connection to a member that is up."""
         return next(each.link.channel for each in self.members if each.link.is_up)
@@ -159,18 +173,20 @@ class Pool(Generic[Command, Answer]):
         return "; ".join(each.link.absence for each in self.members)
 
     def choose(
-        self, context: Sequence[bytes], num_tokens: int, num_new: int, without: Collection[Member[Command, Answer]] = ()
-    ) -> Member[Command, Answer] | None:
+        self, context: Sequence[bytes], num_tokens: int, num_new: int, without: Collection[Member[Command, Answer]] = (),
+        model: str = "",
+    ) -> Member[Command, Answer] | None:  # fmt: skip
         """Returns which of the serving members is likely to end a generation soonest.
 
         context: digests of the whole blocks of its `num_tokens` tokens.
         num_new: tokens to generate, at most.
+        model: name of the one that the member must have; any if empty.
         """
-        found = [each for each in self.members if each.is_open and each not in without]
+        found = [each for each in self.members if each.is_open and each not in without and each.has(model)]
         if len(found) < 2:
             return found[0] if found else None
         # One member's for all: each measured its own while others may have been busy on its cores.
-        forward_s, num_rounds = self.forward_times, min(num_new, EXPECTED_TOKENS)
+        forward_s, num_rounds = found[0].link.forward_times, min(num_new, EXPECTED_TOKENS)
         least_s = min((each.token_s for each in found if each.token_s), default=0.0)
 
         def cost(member: Member[Command, Answer]) -> tuple[bool, float, int]:

@@ -203,6 +203,7 @@ def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
         "entropies": trace.entropies,
         "smoothed_entropies": trace.smoothed_entropies,
         "allowed_draft_tokens": trace.allowed_draft_tokens,
+        "draft": trace.draft,
         "ms": {
             "draft": trace.draft_us / 1e3, "target": trace.target_us / 1e3,
             "queued": trace.queued_us / 1e3, "wire": trace.wire_us / 1e3,

@@ -49,6 +49,7 @@ def chat(
     entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
     draft_temperature: options.DraftTemperature = None,
+    draft: options.DraftName = "",
 ) -> None:
     """Talks with the target model. An empty line, Ctrl-D or Ctrl-C ends the conversation."""
     sampling = SamplingParams(
@@ -56,7 +57,9 @@ def chat(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(speculation, drafter, length, rule, draft_temperature=draft_temperature)
+    given = options.given_speculation(
+        speculation, drafter, length, rule, draft_temperature=draft_temperature, draft=draft
+    )
     format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     # The synchronous client: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)

@@ -78,6 +78,7 @@ def generate(
     rule: options.RuleName = None,
     lenience: options.Lenience = None,
     draft_temperature: options.DraftTemperature = None,
+    draft: options.DraftName = "",
     prediction: Annotated[
         Path | None,
         typer.Option(help="file with the expected output, a source of drafts", rich_help_panel=options.ADVANCED),
@@ -110,7 +111,7 @@ def generate(
         beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature)
+    given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature, draft)
     format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")

@@ -119,6 +119,7 @@ RuleName = Annotated[
 ]
 Lenience = Annotated[float | None, typer.Option(hidden=True)]
 DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
+DraftName = Annotated[str, typer.Option(hidden=True)]
 
 
 def given_format(
@@ -158,6 +159,7 @@ def given_speculation(
     rule: str | None,
     lenience: float | None = None,
     draft_temperature: float | None = None,
+    draft: str = "",
 ) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if speculation is not None:
@@ -172,6 +174,8 @@ def given_speculation(
         given["lenience"] = lenience
     if draft_temperature is not None:
         given["draft_temperature"] = draft_temperature
+    if draft:
+        given["draft"] = draft
     return given
 
 

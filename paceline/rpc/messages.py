@@ -81,6 +81,8 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[st
         names = {each.value: each for each in Drafter}
         require(message.drafter in names, "drafter", message.drafter[:40], f"one of {', '.join(names)}")
         fields["drafter"] = names[message.drafter]
+    if message.draft:
+        fields["draft"] = message.draft
     match message.WhichOneof("length"):
         case "num_speculative_tokens":
             fields["num_speculative_tokens"] = message.num_speculative_tokens
@@ -102,6 +104,7 @@ def speculation_to_message(params: SpeculationParams) -> sampling_pb2.Speculatio
         lenience=params.lenience,
         # None stays unset.
         draft_temperature=params.draft_temperature,
+        draft=params.draft,
     )
     match params.num_speculative_tokens:
         case Bounds() as bounds:

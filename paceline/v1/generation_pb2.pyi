@@ -202,7 +202,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., trace: _Optional[_Union[RoundTrace, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., reasoning: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class RoundTrace(_message.Message):
-    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us", "smoothed_entropies", "allowed_draft_tokens")
+    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us", "smoothed_entropies", "allowed_draft_tokens", "draft")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class RoundTrace(_message.Message):
     WIRE_US_FIELD_NUMBER: _ClassVar[int]
     SMOOTHED_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     round: int
     drafter: str
     reason: str
@@ -229,7 +230,8 @@ class RoundTrace(_message.Message):
     wire_us: int
     smoothed_entropies: _containers.RepeatedScalarFieldContainer[float]
     allowed_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ..., smoothed_entropies: _Optional[_Iterable[float]] = ..., allowed_draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    draft: str
+    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ..., smoothed_entropies: _Optional[_Iterable[float]] = ..., allowed_draft_tokens: _Optional[_Iterable[int]] = ..., draft: _Optional[str] = ...) -> None: ...
 
 class TracedDraft(_message.Message):
     __slots__ = ("token_id", "text", "accepted", "q", "p", "r", "target_id", "target_text")

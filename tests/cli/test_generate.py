@@ -113,6 +113,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
             {"entropy_beta": 0.5},
             "it must be left out unless num_speculative_tokens is entropy",
         ),
+        ((), {"draft": "another"}, "draft is 'another'; it must be one of dummy:tiny"),
         (("--prompts", "nowhere.jsonl"), {}, "PROMPT and --prompts are given; give one of them"),
     ],
 )

@@ -110,6 +110,7 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
     assert set(records[0]) == {
         "index", "choice", "round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies",
         "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
+        "draft",
     }  # fmt: skip
 
 

@@ -26,10 +26,11 @@ TIMES = ForwardTimes([(1, 2.0), (2, 3.0)])
 PROMPT = list(range(10))
 
 
-def member(name: str) -> Member:
+def member(name: str, model: str = "") -> Member:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
+        card=SimpleNamespace(name=model) if model else None,
     )  # fmt: skip
     return Member(cast(Any, link))
 
@@ -40,9 +41,9 @@ def pool_of(*names: str) -> TargetPool:
     return pool
 
 
-def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4) -> Place:
+def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "") -> Place:
     request = make_context(tokens, num_new).request
-    return Place(pool, replace(request, cache_salt=salt), tokens)
+    return Place(pool, replace(request, cache_salt=salt), tokens, model=model)
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -162,6 +163,44 @@ async def test_all_members_are_tried_before_it_waits_and_after_the_timeout_it_fa
         await here.retry(0.05, attempt)
     assert asked[:2] == ["a", "b"]
     assert len(asked) > 2
+
+
+def pool_of_models(**models: str) -> TargetPool:
+    """`models`: by the member's name; empty while its card was never seen."""
+    pool = pool_of()
+    pool.members = [member(name, model) for name, model in models.items()]
+    return pool
+
+
+def test_a_place_of_a_model_stays_with_members_that_have_it() -> None:
+    pool = pool_of_models(a="large", b="small", c="small", d="")
+    assert pool.models == ["large", "small"]
+    assert [place(pool, model="small").link.address for _ in range(4)] == ["b", "c", "b", "c"]
+    here = place(pool, model="small")
+    assert (here.link.address, here.model, here.move()) == ("b", "small", True)
+    pool.members[1].link.is_up = False
+    assert (here.link.address, here.move()) == ("c", False)
+    assert here.is_serving
+    # Without a name all may be used.
+    assert {place(pool).link.address for _ in range(8)} == {"a", "c", "d"}
+
+
+def test_a_place_of_a_model_begins_at_a_member_that_has_it_even_if_that_is_away() -> None:
+    pool = pool_of_models(a="large", b="small")
+    pool.members[1].link.is_up = False
+    here = place(pool, model="small")
+    assert (here.link.address, here.is_serving, here.move()) == ("b", False, False)
+
+
+def test_a_place_of_a_model_leaves_a_member_that_comes_back_with_another() -> None:
+    pool = pool_of_models(a="small", b="small")
+    here, other = place(pool, model="small"), place(pool)
+    pool.members[0].link.card = cast(Any, SimpleNamespace(name="large"))
+    assert (here.link.address, here.is_serving, here.move()) == ("a", False, True)
+    assert (here.link.address, here.is_serving) == ("b", True)
+    other.move()
+    pool.members[1].link.card = cast(Any, SimpleNamespace(name="large"))
+    assert other.is_serving
 
 
 async def test_other_errors_move_nothing() -> None:

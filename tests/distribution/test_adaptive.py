@@ -15,8 +15,10 @@ from coordinator.acceptance import Outcome, Proposal, Verdict
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, ModelDrafter
-from coordinator.policy.adaptive import LEAST_CONFIDENCE, AdaptivePolicy, Experience
+from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
+from coordinator.policy.source import Source
 from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
@@ -79,7 +81,7 @@ class AdaptiveRounds(Rounds):
 
     def open(self, seed: int) -> Generation:
         generation = super().open(seed)
-        drafters = DrafterSet([], ToyModel(self, generation))
+        drafters = DrafterSet([], [ToyModel(self, generation)])
         policy = self.policy(drafters, Bounds(), self._experience, is_greedy=False)
         self._plays[generation] = make_context(list(self.toy.prompt), self.toy.num_tokens), policy
         return generation
@@ -106,8 +108,8 @@ class AdaptiveRounds(Rounds):
 class DropsForItself(AdaptivePolicy):
     """Keeps drawn tokens as greedy ones: as many as gain, their own probabilities known."""
 
-    def _trimmed(self, proposal: Proposal, num_looked_up: int) -> Proposal:
-        kept = super()._trimmed(replace(proposal, supports=[], support_probs=[]), num_looked_up)
+    def _trimmed(self, source: Source, proposal: Proposal, num_looked_up: int) -> Proposal:
+        kept = super()._trimmed(source, replace(proposal, supports=[], support_probs=[]), num_looked_up)
         num = len(kept)
         return replace(kept, supports=proposal.supports[:num], support_probs=proposal.support_probs[:num])
 

@@ -26,7 +26,7 @@ async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient)
     assert found["target"]["name"] == found["draft"]["name"] == "dummy:tiny"
     assert found["defaults"] == {
         "enabled": True, "drafter": "hybrid", "num_speculative_tokens": "adaptive", "draft_min": 0, "draft_max": 8,
-        "entropy_beta": None, "rule": None, "lenience": 1.0, "draft_temperature": None,
+        "entropy_beta": None, "rule": None, "lenience": 1.0, "draft_temperature": None, "draft": "",
     }  # fmt: skip
 
 

@@ -221,6 +221,9 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "draft_temperature without draws": (
         {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "speculation.draft_temperature", "left out",
     ),
+    "draft": ({"speculation": {"draft": "another"}}, "speculation.draft", "one of dummy:tiny"),
+    "draft's type": ({"speculation": {"draft": 5}}, "speculation.draft", "a text"),
+    "draft without a model": ({"speculation": {"draft": "dummy:tiny", "drafter": "ngram"}}, "speculation.draft", "left out with drafter ngram"),
     "a trace of a whole answer": ({"trace": True}, "trace", "needs stream"),
     "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a string"),
     "request_id": ({"request_id": "x" * 300}, "request_id", "256"),

@@ -11,8 +11,8 @@ from coordinator.config import CoordinatorSettings
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_orders
-from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
 from coordinator.remote.link import DRAFT, ForwardTimes
 from coordinator.remote.pool import Pool

@@ -10,8 +10,8 @@ from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.prediction import PredictionDrafter
-from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
 from coordinator.remote.link import ForwardTimes

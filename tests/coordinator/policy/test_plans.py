@@ -9,8 +9,9 @@ from coordinator.acceptance import Proposal
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
-from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy, Confidence, Experience
+from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import Confidence, Experience
 from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
 from paceline.speculation import Bounds
@@ -71,8 +72,8 @@ def make(
     experience = Experience(CostModel(ActiveGenerations(), lambda: told(0.02, row_s)))
     experience.costs.level.num_plain = PLAIN_FIRST
     for case in range(10):
-        experience.confidence("model", is_greedy=True).learn(0.5, case % 2 == 0)
-    drafters = DrafterSet([] if lookup is None else [lookup], model)
+        experience.confidence(("model", ""), is_greedy=True).learn(0.5, case % 2 == 0)
+    drafters = DrafterSet([] if lookup is None else [lookup], [] if model is None else [model])
     return AdaptivePolicy(drafters, bounds or Bounds(), experience, is_greedy=True)
 
 
@@ -80,7 +81,7 @@ async def test_a_look_up_that_ends_early_is_continued_by_the_model() -> None:
     model = Model([0.9, 0.9])
     proposal = await make(Lookup([True] * 50), model).propose(begin([1]))
     assert (proposal.tokens, model.after) == ([7, 8, 20, 21], [7, 8])
-    assert proposal.report.split(3) == [("ngram", 2), ("model", 1)]
+    assert proposal.report.split(3) == [("ngram", "", 2), ("model", "", 1)]
 
 
 async def test_looked_up_tokens_are_certain_where_a_models_are_drawn() -> None:

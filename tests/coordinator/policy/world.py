@@ -9,8 +9,9 @@ from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, ModelDrafter
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.policy.adaptive import AdaptivePolicy, Experience
+from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
+from coordinator.policy.experience import Experience
 from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
@@ -24,13 +25,18 @@ class Guesser(ModelDrafter):
     name = "model"
     has_confidence = False
 
-    def __init__(self, world: "World | Crowd") -> None:
+    def __init__(self, world: "World | Crowd", draft: str = "") -> None:
         self._world = world
+        self.draft = draft
         self._num_read = 0
+        self.is_away = False
 
     @property
     def times(self) -> ForwardTimes:
-        return self._world.draft_times
+        return self._world.draft_times(self.draft)
+
+    def absence(self, context: Context) -> str:
+        return "away" if self.is_away else ""
 
     def num_cached(self, context: Context) -> int:
         return self._num_read
@@ -39,7 +45,8 @@ class Guesser(ModelDrafter):
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         num_tail_tokens, self._num_read = len(context) - self._num_read, len(context) + num_draft_tokens - 1
-        return Proposal([-1] * num_draft_tokens, report=DraftReport(drafter="model", num_tail_tokens=num_tail_tokens))
+        report = DraftReport(drafter="model", draft=self.draft, num_tail_tokens=num_tail_tokens)
+        return Proposal([-1] * num_draft_tokens, report=report)
 
     def truncate(self, length: int) -> None:
         self._num_read = min(self._num_read, length)
@@ -48,7 +55,7 @@ class Guesser(ModelDrafter):
 def make_policy(world: "World | Crowd", bounds: Bounds | None = None, sources: str = "model") -> AdaptivePolicy:
     """`sources`: names with spaces between them."""
     lookups = [NgramDrafter()] if "ngram" in sources else []
-    drafters = DrafterSet(lookups, Guesser(world) if "model" in sources else None)
+    drafters = DrafterSet(lookups, [Guesser(world)] if "model" in sources else [])
     return AdaptivePolicy(drafters, bounds or Bounds(), world.experience, is_greedy=True)
 
 
@@ -76,6 +83,8 @@ class World:
     read_s: float = 0.0
     noise: float = 0.1
     text: list[int] = field(default_factory=list)
+    # Of models with names: alpha and the seconds of a draft step.
+    models: dict[str, tuple[float, float]] = field(default_factory=dict)
     now_s: float = field(default=0.0, init=False)
     active: ActiveGenerations = field(default_factory=ActiveGenerations, init=False)
 
@@ -93,17 +102,18 @@ class World:
                 break
             proposal = await policy.propose(context)
             by_model = proposal.report.drafter == "model" and len(proposal) > 0
+            alpha, draft_s = self.model(proposal.report.draft)
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
                 # The same for every policy that comes by.
                 luck = random.Random(context.num_generated + index).random() if self.text else coin.random()
-                if not (luck < self.alpha if by_model else drafted == token):
+                if not (luck < alpha if by_model else drafted == token):
                     break
                 accepted += 1
             accepted = min(accepted, len(coming) - 1)
             num_tail_tokens = proposal.report.num_tail_tokens if by_model else 0
-            propose_s = num_tail_tokens * self.read_s + by_model * len(proposal) * self._about(self.draft_s, coin)
+            propose_s = num_tail_tokens * self.read_s + by_model * len(proposal) * self._about(draft_s, coin)
             proposed_s = self.now_s + propose_s
             ended_s = proposed_s + self._about(self.verify_s + self.row_s * len(proposal), coin)
             outcome = Outcome(coming[: accepted + 1], accepted, Origin.BONUS)
@@ -113,9 +123,12 @@ class World:
             self.now_s = ended_s
         return len(context) - num_before, self.now_s - began_s
 
-    @property
-    def draft_times(self) -> ForwardTimes:
-        return told(self.draft_s + self.read_s, self.read_s)
+    def model(self, draft: str) -> tuple[float, float]:
+        return self.models.get(draft, (self.alpha, self.draft_s))
+
+    def draft_times(self, draft: str) -> ForwardTimes:
+        _, draft_s = self.model(draft)
+        return told(draft_s + self.read_s, self.read_s)
 
     def _about(self, seconds: float, coin: random.Random) -> float:
         return seconds * coin.uniform(1 - self.noise, 1 + self.noise)
@@ -164,8 +177,7 @@ class Crowd:
     def _times(self) -> ForwardTimes:
         return told(0.02 - (self.num_told - 1) * self.each_draft_s, self.each_draft_s)
 
-    @property
-    def draft_times(self) -> ForwardTimes:
+    def draft_times(self, draft: str) -> ForwardTimes:
         return told(1e-9, 0.0)
 
     def leave_alone(self, alpha: float) -> None:

@@ -1,0 +1,61 @@
+"""What generations learn of drafters and share: how often their drafts are accepted, and what rounds cost."""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from coordinator.drafters.drafter import Rates
+from coordinator.policy.costs import CostModel
+
+# Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
+MEMORY, OWN_MEMORY = 0.998, 0.98
+# Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
+FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 10.0
+# Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
+CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
+
+
+class Confidence:
+    """Chance of acceptance by the draft model's own probability: probability ** exponent, with a learned exponent.
+
+    The exponent is 1 for a model that is right as often as it says, and smaller where drafts share the target's noise.
+    """
+
+    def __init__(self) -> None:
+        self._exponent, self._num_cases = 1.0, 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough cases to drop a draft for its confidence."""
+        return self._num_cases >= FIRST_CONFIDENCES
+
+    def chance(self, probability: float) -> float:
+        return probability**self._exponent
+
+    def inverse(self, chance: float) -> float:
+        """Returns the probability whose chance is `chance`, above 0, which would ask for no confidences."""
+        return max(LEAST_CONFIDENCE, chance ** (1 / self._exponent)) if self.is_known else LEAST_CONFIDENCE
+
+    def learn(self, probability: float, is_accepted: bool) -> None:
+        """Follows the gradient of the case's log-likelihood by the logarithm of the exponent."""
+        chance = min(1 - 1e-6, self.chance(max(probability, 1e-9)))
+        odds = 1.0 if is_accepted else -chance / (1 - chance)
+        self._exponent = min(4.0, max(0.01, self._exponent * math.exp(CONFIDENCE_RATE * math.log(chance) * odds)))
+        self._num_cases += 1
+
+
+@dataclass(slots=True)
+class Experience:
+    """Shares what generations learn, by source of drafts. Greedy and sampled texts have rates of their own."""
+
+    costs: CostModel
+    _rates: dict[tuple[Hashable, bool], Rates] = field(default_factory=dict)
+    _confidences: dict[tuple[Hashable, bool], Confidence] = field(default_factory=dict)
+
+    def rates(self, source: Hashable, is_greedy: bool, prior: Callable[[Hashable], float]) -> Rates:
+        """Returns rates for one generation, with the rates of all generations as their prior."""
+        shared = self._rates.setdefault((source, is_greedy), Rates(prior, FIRST_WEIGHT, MEMORY))
+        return Rates(shared.__getitem__, SHARED_WEIGHT, OWN_MEMORY, shared)
+
+    def confidence(self, source: Hashable, is_greedy: bool) -> Confidence:
+        return self._confidences.setdefault((source, is_greedy), Confidence())
