@@ -66,6 +66,13 @@ class Pools:
         found = {name: figures.get(f"paceline_server_generations{labels}") for name, labels in at.items()}
         return {name: value for name, value in found.items() if value}
 
+    async def busiest(self, server: str) -> str:
+        """Waits for generations, and returns the name of the server that has most."""
+        async with asyncio.timeout(WAIT_S):
+            while not (at := await self.placed(server)):
+                await asyncio.sleep(0.01)
+        return max(at, key=at.__getitem__)
+
     async def answers(self, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
         async def answer(number: int) -> list[int]:
             sampling = SamplingParams(
@@ -109,10 +116,7 @@ async def test_a_killed_target_and_a_killed_draft_change_no_token(tmp_path: Path
         expected = await found.answers()
         answering = asyncio.create_task(found.answers())
         for kind in ("target", "draft"):
-            async with asyncio.timeout(WAIT_S):
-                while not (at := await found.placed(kind)):
-                    await asyncio.sleep(0.01)
-            found.servers.by_name[max(at, key=at.__getitem__)].kill()
+            found.servers.by_name[await found.busiest(kind)].kill()
         assert await answering == expected
         figures = await found.figures()
         assert figures['paceline_moves_total{server="target"}'] > 0
@@ -127,26 +131,25 @@ async def test_members_that_leave_the_list_or_are_stopped_change_no_token(tmp_pa
     async with pools(tmp_path, ["target a", "target b"], ["draft a"]) as found:
         expected = await found.answers()
         answering = asyncio.create_task(found.answers(2 * NUM_TOKENS))
-        async with asyncio.timeout(WAIT_S):
-            while len(await found.placed("target")) < 2:
-                await asyncio.sleep(0.01)
+        leaving = await found.busiest("target")
+        staying = "target b" if leaving == "target a" else "target a"
         # An empty list can't be meant.
         found.servers.list("targets")
         found.servers.list("drafts", "draft a")
         await asyncio.sleep(1.0)
-        found.servers.list("targets", "target b")
-        service = found.servers.by_name["target a"]
+        found.servers.list("targets", staying)
+        service = found.servers.by_name[leaving]
         assert await asyncio.to_thread(service.stop) == 0
         assert [each[:NUM_TOKENS] for each in await answering] == expected
         # The same address, another process.
-        found.servers.by_name["target a"] = await asyncio.to_thread(restart, service)
-        with running(found.servers.by_name["target a"]):
-            found.servers.list("targets", "target a", "target b")
-            await found.until("target", "target a", 1)
-            found.servers.list("targets", "target a")
+        found.servers.by_name[leaving] = await asyncio.to_thread(restart, service)
+        with running(found.servers.by_name[leaving]):
+            found.servers.list("targets", leaving, staying)
+            await found.until("target", leaving, 1)
+            found.servers.list("targets", leaving)
             assert await found.answers() == expected
             async with asyncio.timeout(WAIT_S):
-                while (await found.placed("target")).keys() - {"target a"}:
+                while (await found.placed("target")).keys() - {leaving}:
                     await asyncio.sleep(0.05)
 
 
@@ -154,10 +157,8 @@ async def test_a_target_that_is_told_to_end_ends_with_its_generations_and_none_m
     async with pools(tmp_path, ["target a", "target b"], ["draft a"]) as found:
         expected = await found.answers()
         answering = asyncio.create_task(found.answers())
-        async with asyncio.timeout(WAIT_S):
-            while len(await found.placed("target")) < 2:
-                await asyncio.sleep(0.01)
-        assert await asyncio.to_thread(found.servers.by_name["target a"].stop) == 0
+        ending = found.servers.by_name[await found.busiest("target")]
+        assert await asyncio.to_thread(ending.stop) == 0
         assert await answering == expected
         assert (await found.figures())['paceline_moves_total{server="target"}'] == 0
         assert await found.answers() == expected

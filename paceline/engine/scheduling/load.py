@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# Factor on the weight of older steps, for each new one; and seconds of forwards that make the comparison known.
-MEMORY, KNOWN_S = 0.98, 0.1
+# Factor on the weight of older steps, for each new one; the weight that makes the comparison known; and for how long after a
+# step: one that is slow now may be fast when it is used again.
+MEMORY, KNOWN_STEPS, KNOWN_FOR_S = 0.98, 20.0, 5.0
 # Length of the time over which `busy` is taken.
 WINDOW_S = 1.0
 
@@ -22,9 +23,10 @@ class LoadMeter:
         # Tokens and seconds of forwards, as measured at the start.
         self._sizes: Sequence[float] = ()
         self._seconds: Sequence[float] = ()
-        # Of recent steps: their seconds, and those predicted.
-        self._step_s = self._predicted_s = 0.0
-        self.slowdown = 0.0
+        # Of recent steps: their number, their seconds and those predicted; and when the last one ended.
+        self._num_steps = self._step_s = self._predicted_s = 0.0
+        self._last_s = 0.0
+        self._slowdown = 0.0
         # Seconds of all steps, now and when the window began.
         self._computed_s = self._computed_before_s = 0.0
         self._began_s = clock()
@@ -39,10 +41,16 @@ class LoadMeter:
         if not self._sizes or num_tokens > self._sizes[-1]:
             # A longer chunk than was measured.
             return
+        self._last_s = self._clock()
+        self._num_steps = MEMORY * self._num_steps + 1
         self._step_s = MEMORY * self._step_s + seconds
         self._predicted_s = MEMORY * self._predicted_s + float(np.interp(num_tokens, self._sizes, self._seconds))
-        # 0 while there were too few.
-        self.slowdown = self._step_s / self._predicted_s if self._step_s > KNOWN_S else 0.0
+        self._slowdown = self._step_s / self._predicted_s if self._num_steps > KNOWN_STEPS else 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """Returns the seconds of recent forwards, divided by those predicted; 0 if there were too few."""
+        return self._slowdown if self._clock() - self._last_s < KNOWN_FOR_S else 0.0
 
     def busy(self, running_s: float) -> float:
         """Returns the share of the last window in which the model computed. `running_s`: of the step that runs."""

@@ -6,21 +6,27 @@ from paceline.engine.scheduling.load import LoadMeter
 
 
 def test_slowdown_is_what_recent_forwards_took_of_what_was_measured() -> None:
-    meter = LoadMeter()
+    now_s = 100.0
+    meter = LoadMeter(lambda: now_s)
     meter.count_step(9.0, 1)
     meter.expect([(1, 0.1), (3, 0.2)])
+    for _ in range(20):
+        meter.count_step(0.3, 2)
+    # Too few, until there is one more.
     assert meter.slowdown == 0
-    meter.count_step(0.05, 1)
-    # Too few.
-    assert meter.slowdown == 0
-    for _ in range(3):
+    for _ in range(10):
         meter.count_step(0.3, 2)
     # A chunk longer than any that was measured.
     meter.count_step(50.0, 4)
-    assert meter.slowdown == pytest.approx(2.0, rel=0.2)
+    assert meter.slowdown == pytest.approx(2.0)
     for _ in range(300):
         meter.count_step(0.1, 3)
     assert meter.slowdown == pytest.approx(0.5, rel=0.05)
+    now_s += 4.0
+    assert meter.slowdown > 0
+    now_s += 2.0
+    # That was long ago.
+    assert meter.slowdown == 0
 
 
 def test_a_server_whose_forwards_were_not_measured_says_nothing() -> None:
