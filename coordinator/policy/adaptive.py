@@ -12,7 +12,8 @@ import numpy as np
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter, Rates
+from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
+from coordinator.drafters.rates import Rates
 from coordinator.policy.costs import CostModel, Pace
 from coordinator.policy.policy import Policy
 from coordinator.reports import DraftReport
