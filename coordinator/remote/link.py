@@ -146,6 +146,12 @@ class ForwardTimes:
 UNKNOWN_TIMES = ForwardTimes()
 
 
+@dataclass(slots=True)
+class Load:
+    # Share of the time that the server's device computes.
+    busy: float = 0.0
+
+
 class Link(Generic[Command, Answer]):
     """The connection to one server. Commands are sent in order."""
 
@@ -166,6 +172,8 @@ class Link(Generic[Command, Answer]):
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.forward_times = UNKNOWN_TIMES
+        self.load = Load()
+        self.device_ids = frozenset[str]()
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
@@ -221,6 +229,11 @@ class Link(Generic[Command, Answer]):
     def num_cache_tokens(self) -> int:
         """Returns the capacity of its cache; 0 while nothing is known of it."""
         return self.card.total_blocks * self.card.block_size if self.card is not None else 0
+
+    def may_share_device(self, other: "Link[Any, Any]") -> bool:
+        """Returns whether both servers run on the same GPU or core, or one did not tell where it runs."""
+        ids, others = self.device_ids, other.device_ids
+        return not ids or not others or not ids.isdisjoint(others)
 
     async def refresh(self) -> None:
         """Learns how many blocks of its cache are free now. A failure changes nothing: the session notices a lost server."""
@@ -338,6 +351,7 @@ class Link(Generic[Command, Answer]):
             raise Unavailable("the server was started again while the coordinator connected")
         self.card = card
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
+        self.device_ids = frozenset(card.device_ids)
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
