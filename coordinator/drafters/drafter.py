@@ -10,12 +10,13 @@ from typing import Protocol
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
+from coordinator.drafters.bets import Bets
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.place import DraftPlace, Place
-from coordinator.remote.pool import DraftPool
+from coordinator.remote.pool import DraftPool, TargetPool
 from paceline.speculation import Drafter as DrafterName
 
 
@@ -122,6 +123,9 @@ class Resources:
     recent: RecentAnswers | None = None
     ngram_shape: NgramShape = DEFAULT_SHAPE
     deadline: DraftDeadline = field(default_factory=DraftDeadline)
+    # Without targets nothing is drafted ahead: what shares a device with them is not known.
+    targets: TargetPool | None = None
+    bets: Bets = field(default_factory=Bets)
 
     def draft_place(self, request: Request) -> DraftPlace | None:
         """Returns a place for a request's draft; None while there is no draft server."""

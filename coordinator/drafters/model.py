@@ -2,6 +2,7 @@
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
+from coordinator.drafters.ahead import AheadDrafter, may_draft_ahead
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.remote_drafter import RemoteDrafter
@@ -31,7 +32,11 @@ class StandbyDrafter(Drafter):
 
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
     place = resources.draft_place(request)
-    return None if place is None else RemoteDrafter(place, request, resources.deadline)
+    if place is None:
+        return None
+    if resources.targets is not None and may_draft_ahead(request):
+        return AheadDrafter(place, request, resources.deadline, resources.targets, resources.bets)
+    return RemoteDrafter(place, request, resources.deadline)
 
 
 def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:

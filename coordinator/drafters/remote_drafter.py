@@ -108,26 +108,15 @@ class RemoteDrafter(ModelDrafter):
 
         def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
             wait.begin(len(tail), num_choices)
-            propose = command.propose
-            propose.position = position
-            propose.tail_tokens.extend(tail)
-            propose.num_draft_tokens = num_draft_tokens
-            propose.max_choices = num_choices
-            propose.draft_mode = self._draft_mode
-            propose.least_confidence = least_confidence
-            propose.guess_tokens.extend(guess)
-            if self._entropy_rule is not None:
-                propose.entropy_stop.rule.CopyFrom(entropy_rule_to_message(self._entropy_rule))
-                propose.entropy_stop.entropy_ema = self._ema
+            self._fill(command, position, tail, num_draft_tokens, least_confidence, num_choices, guess)
 
         try:
             async with wait.limit:
                 answer = await self._sequence.feed(
-                    [*context.tokens, *after] if after else context.tokens, fill, lambda answer: answer.num_fed_drafts
+                    [*context.tokens, *after] if after else context.tokens, fill, num_fed_drafts
                 )
             wait.learn()
-            proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
-            self._check(proposal, num_draft_tokens)
+            proposal = self._read(answer, wait.num_tail_tokens, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"the draft timed out after {wait.seconds:.1f} s"
             # A second failure in a row has other reasons than one server.
@@ -141,6 +130,28 @@ class RemoteDrafter(ModelDrafter):
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
         self._round_emas = proposal.report.smoothed_entropies
+        return proposal
+
+    def _fill(
+        self, command: draft_pb2.DraftCommand, position: int, tail: list[int], num_draft_tokens: int,
+        least_confidence: float, num_choices: int, guess: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        propose = command.propose
+        propose.position = position
+        propose.tail_tokens.extend(tail)
+        propose.num_draft_tokens = num_draft_tokens
+        propose.max_choices = num_choices
+        propose.draft_mode = self._draft_mode
+        propose.least_confidence = least_confidence
+        propose.guess_tokens.extend(guess)
+        if self._entropy_rule is not None:
+            propose.entropy_stop.rule.CopyFrom(entropy_rule_to_message(self._entropy_rule))
+            propose.entropy_stop.entropy_ema = self._ema
+
+    def _read(self, answer: draft_pb2.Proposal, num_tail_tokens: int, num_asked: int) -> Proposal:
+        """Raises InvalidArgument."""
+        proposal = _proposal(answer, num_tail_tokens, self.name, self._entropy_rule)
+        self._check(proposal, num_asked)
         return proposal
 
     def num_cached(self, context: Context) -> int:
@@ -173,6 +184,10 @@ class RemoteDrafter(ModelDrafter):
         if proposal.supports:
             worst = max(worst, *(int(support.max()) for support in proposal.supports))
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
+
+
+def num_fed_drafts(answer: draft_pb2.Proposal) -> int:
+    return answer.num_fed_drafts
 
 
 def _proposal(

@@ -225,7 +225,7 @@ class CostModel:
             target_times = self._target_times()
             computed_s = verify.computed_us / 1e6
             correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
-        if times is None or draft.num_tail_tokens > MAX_TAIL:
+        if times is None or draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
             return
         if num_drafted == 0:
             level.drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - level.drafting.overhead_s)
