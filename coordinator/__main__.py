@@ -64,7 +64,9 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             await _wait_for_draft(draft, settings.connect_timeout)
         metrics = CoordinatorMetrics(registry)
         generations = _generations(settings, target, draft, tokenizer, card, metrics)
-        registry.register(CoordinatorState(generations.admission, pools, generations.unread))
+        registry.register(
+            CoordinatorState(generations.admission, pools, generations.unread, generations.policies.resources.bets)
+        )
         defaults = settings.speculation_defaults
         generations.policies.check(defaults)
         reader = RequestReader(tokenizer, grammars, generations.policies, defaults, settings.share_between_keys)
@@ -118,7 +120,7 @@ def _generations(
         tokenizer=tokenizer,
         admission=admission,
         policies=Policies(
-            Resources(draft, custom, recent, settings.ngram_shape),
+            Resources(draft, custom, recent, settings.ngram_shape, targets=target),
             Experience(CostModel(active, lambda: target.forward_times)),
         ),
         target_timeout_s=settings.target_timeout,

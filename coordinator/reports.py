@@ -17,8 +17,11 @@ class DraftReport:
     draft: str = ""
     # Uncached context tokens: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
+    # What the round waited for.
     computed_us: int = 0
     queued_us: int = 0
+    # Whether it was drafted while the target verified the round before.
+    is_ahead: bool = False
     # The drafter of the tokens after the first `num_before`, if another continued. Forced tokens are not counted here.
     continued_by: str = ""
     num_before: int = 0

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.admission import Admission
 from coordinator.context import Request
+from coordinator.drafters.bets import Bets
 from coordinator.remote.pool import Pool
 from coordinator.responses import Choice
 from coordinator.unread import UnreadAnswers
@@ -113,10 +114,11 @@ class CoordinatorMetrics:
 class CoordinatorState(Collector):
     """Gauges read at scrape time."""
 
-    def __init__(self, admission: Admission, pools: Sequence[Pool], unread: UnreadAnswers) -> None:
+    def __init__(self, admission: Admission, pools: Sequence[Pool], unread: UnreadAnswers, bets: Bets) -> None:
         self._admission = admission
         self._pools = pools
         self._unread = unread
+        self._bets = bets
 
     def collect(self) -> Iterator[Metric]:
         admission = self._admission
@@ -129,6 +131,12 @@ class CoordinatorState(Collector):
         yield GaugeMetricFamily(
             "paceline_unread_answer_bytes", "Bytes of responses that clients have not read.", self._unread.num_bytes
         )
+        ahead = CounterMetricFamily(
+            "paceline_drafts_ahead", "Proposals drafted while the target verified, by outcome.", labels=["outcome"]
+        )
+        ahead.add_metric(["won"], self._bets.num_won)
+        ahead.add_metric(["lost"], self._bets.num_lost)
+        yield ahead
         up = GaugeMetricFamily(
             "paceline_server_up", "Whether a model server is connected and responding.", labels=["server", "address"]
         )

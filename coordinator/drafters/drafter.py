@@ -11,12 +11,13 @@ from typing import Protocol
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
+from coordinator.drafters.bets import Bets
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.place import DraftPlace, Place
-from coordinator.remote.pool import DraftPool
+from coordinator.remote.pool import DraftPool, TargetPool
 from paceline.speculation import Drafter as DrafterName
 
 
@@ -126,6 +127,9 @@ class Resources:
     ngram_shape: NgramShape = DEFAULT_SHAPE
     # By the draft model's name.
     deadlines: dict[str, DraftDeadline] = field(default_factory=lambda: defaultdict(DraftDeadline))
+    # Without targets nothing is drafted ahead: what shares a device with them is not known.
+    targets: TargetPool | None = None
+    bets: Bets = field(default_factory=Bets)
 
     def draft_place(self, request: Request) -> DraftPlace | None:
         """Returns a place for a request's draft; None while there is no draft server for it."""
@@ -175,55 +179,3 @@ class Factory:
 def load_factory(name: DrafterName) -> Factory:
     factory: Factory = importlib.import_module(f"coordinator.drafters.{name.value}").FACTORY
     return factory
-
-
-# Of a new case in `Rates`: beyond it all are divided by it.
-MAX_CASE_WEIGHT = 100.0
-
-
-class Rates:
-    """Success rates by kind; recent cases count more."""
-
-    def __init__(
-        self,
-        prior: Callable[[Hashable], float],
-        prior_weight: float,
-        decay: float,
-        parent: "Rates | None" = None,
-    ) -> None:
-        """`parent` learns every case too."""
-        self._prior = prior
-        # In cases.
-        self.prior_weight = prior_weight
-        # Per new case.
-        self._decay = decay
-        self._parent = parent
-        # Kind -> weights of its cases and successes, where a new case weighs `_weight`.
-        self._seen: dict[Hashable, tuple[float, float]] = {}
-        # It grows when the others are forgotten, which takes no pass over them.
-        self._weight = 1.0
-
-    def __getitem__(self, kind: Hashable) -> float:
-        seen = self._seen.get(kind)
-        if seen is None:
-            return self._prior(kind)
-        cases, successes = seen
-        weight = self.prior_weight * self._weight
-        return (weight * self._prior(kind) + successes) / (weight + cases)
-
-    def learn(self, kind: Hashable, is_success: bool) -> None:
-        cases, successes = self._seen.get(kind, (0.0, 0.0))
-        self._seen[kind] = self._decay * cases + self._weight, self._decay * successes + self._weight * is_success
-        if self._parent is not None:
-            self._parent.learn(kind, is_success)
-
-    def forget(self, factor: float) -> None:
-        """Multiplies the weight of all cases by `factor`."""
-        self._weight /= factor
-        if self._weight > MAX_CASE_WEIGHT:
-            self._seen = {
-                kind: (cases / self._weight, right / self._weight) for kind, (cases, right) in self._seen.items()
-            }
-            self._weight = 1.0
-        if self._parent is not None:
-            self._parent.forget(factor)

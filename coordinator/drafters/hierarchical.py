@@ -9,9 +9,11 @@ from collections.abc import Hashable, Sequence
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
-from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Rates, Resources
-from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
+from coordinator.drafters.model import StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
+from coordinator.drafters.rates import Rates
+from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.remote.place import DraftPlace
 
 # Prior rates of right guesses, by the length of the n-gram match.

@@ -245,6 +245,9 @@ class CostModel:
             drafting = level.drafting[source]
             if forwards is None or source != forwards.source:
                 drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - drafting.overhead_s)
-            elif draft.num_tail_tokens <= MAX_TAIL and (is_common or not drafting.num_rounds):
+            elif draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
+                # What the round waited for, or how long the draft read, says nothing of the drafting.
+                continue
+            elif is_common or not drafting.num_rounds:
                 forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
                 drafting.learn(forwards_s, draft.computed_us / 1e6, finished.propose_s, forwards.times.is_measured)

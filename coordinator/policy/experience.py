@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from coordinator.drafters.drafter import Rates
+from coordinator.drafters.rates import Rates
 from coordinator.policy.costs import CostModel
 
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.

@@ -170,6 +170,7 @@ class Link(Generic[Command, Answer]):
         # What the server last said of itself, and what this client's generations need there: how many they are, and tokens.
         self.load = ServerLoad()
         self.demand = (0, 0)
+        self.device_ids = frozenset[str]()
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
@@ -231,6 +232,11 @@ class Link(Generic[Command, Answer]):
             return 0
         num_tokens = self.card.total_blocks * self.card.block_size
         return max(num_tokens - self.load.num_other_tokens, num_tokens // (1 + self.load.num_others))
+
+    def may_share_device(self, other: "Link[Any, Any]") -> bool:
+        """Returns whether both servers run on the same GPU or core, or one did not tell where it runs."""
+        ids, others = self.device_ids, other.device_ids
+        return not ids or not others or not ids.isdisjoint(others)
 
     def want(self) -> None:
         """Tries to connect soon: somebody waits."""
@@ -330,6 +336,7 @@ class Link(Generic[Command, Answer]):
         self.card = card
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.load = ServerLoad(num_free_blocks=card.free_blocks)
+        self.device_ids = frozenset(card.device_ids)
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()

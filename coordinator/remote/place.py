@@ -51,6 +51,11 @@ class Place(Generic[Command, Answer]):
         """Returns the model's name; empty while it was never seen."""
         return self._member.model
 
+    @property
+    def num_others(self) -> int:
+        """Returns how many other generations are at the same member."""
+        return self._member.num_placed - 1
+
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
         """Goes to another member that serves and was not tried. Returns whether there is one."""
         member = self._choose({self._member, *tried})

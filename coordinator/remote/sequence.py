@@ -87,6 +87,23 @@ class RemoteSequence(Generic[Command, Answer]):
             return answer
         raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 
+    def start(self, tail: list[int], fill: Fill[Command]) -> asyncio.Future[Answer] | None:
+        """Sends one Propose or Verify with `tail` after the cached tokens and returns its answer to come. None without such tokens.
+
+        The next call must be `adopt`, `drop` or `release`.
+        """
+        if not self.length:
+            return None
+        return self._link.request(self._sequence_id, partial(fill, position=self._length, tail=tail))
+
+    def adopt(self, num_fed: int) -> None:
+        """Counts the tokens that a started command fed: its tail, and drafts."""
+        self._length += num_fed
+
+    def drop(self, length: int) -> None:
+        """Takes a started command back, whether or not it has run, and keeps at most `length` tokens."""
+        self._correct(min(length, self._length))
+
     def truncate(self, length: int) -> None:
         """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
         if length < self._length:

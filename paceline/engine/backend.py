@@ -29,6 +29,8 @@ class Backend:
     # Tokens in a block.
     block_size: int
     check: BatchCheck
+    # Unique names of the GPU or the cores.
+    device_ids: list[str]
     # The most further steps that one program runs (`Job.multi_step_specs`).
     multi_steps: int = 0
 

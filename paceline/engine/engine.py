@@ -40,6 +40,8 @@ class Engine:
     # Draft steps that one program can run after the first.
     multi_steps: int
     check: BatchCheck
+    # Of the backend.
+    device_ids: list[str]
     # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
     measure_forward_times: Callable[[], list[tuple[int, float]]]
 
@@ -94,6 +96,7 @@ def build_engine(
         num_masks=known_masks,
         multi_steps=backend.multi_steps,
         check=backend.check,
+        device_ids=backend.device_ids,
         measure_forward_times=measure,
     )
 

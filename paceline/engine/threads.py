@@ -1,6 +1,7 @@
 """The number of compute threads, the same for torch and our kernels."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -14,6 +15,12 @@ CORES = sorted(os.sched_getaffinity(0))
 # calls that one can't be kept on disk.
 numba.get_num_threads()
 kernel_workers: Any = types.ExternalFunction("get_num_threads", types.intp())
+
+
+def core_ids() -> list[str]:
+    """Returns names of the cores that no other host's cores have."""
+    host = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return [f"{host}/{core}" for core in CORES]
 
 
 def num_workers() -> int:

@@ -127,6 +127,7 @@ class ModelServicer(ABC):
             arithmetic=engine.check.arithmetic,
             batch_invariant=not engine.check.variant_parts,
             device=engine.config.device,
+            device_ids=engine.device_ids,
             max_num_batched_tokens=engine.config.max_num_batched_tokens,
             kv_cache_dtype=engine.config.kv_dtype,
             forward_times=[

@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.decoding import generate
 from coordinator.drafters.deadline import DraftDeadline
-from coordinator.drafters.model import RemoteDrafter
+from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.policy.policy import FixedPolicy
 from coordinator.remote.link import DRAFT
 from coordinator.remote.place import DraftPlace, Place

@@ -1,5 +1,6 @@
 """The Session stream and the unary commands, as proto/ says, against real servers."""
 
+import os
 import queue
 import time
 from pathlib import Path
@@ -49,6 +50,12 @@ def wait_until_all_free(session: RawSession) -> None:
 def test_hello_comes_first_and_names_the_instance(target: RawSession) -> None:
     assert target.hello.session_id
     assert target.hello.instance_id == target.describe().instance_id
+
+
+def test_servers_on_the_same_cores_name_the_same_devices(target: RawSession, draft: RawSession) -> None:
+    ids = list(target.describe().device_ids)
+    assert len(ids) == len(os.sched_getaffinity(0))
+    assert ids == list(draft.describe().device_ids)
 
 
 def test_a_gap_in_positions_is_refused_with_both_numbers(target: RawSession) -> None:

@@ -19,6 +19,7 @@ from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.weights import LoadedModel
+from paceline.engine.threads import core_ids
 from paceline.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
@@ -111,7 +112,7 @@ def build_cpu(
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check)
+    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids())
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:

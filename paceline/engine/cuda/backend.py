@@ -16,6 +16,7 @@ from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_on
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
+from paceline.engine.threads import core_ids
 from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
@@ -92,7 +93,9 @@ def build_on(
     started_s = time.monotonic()
     runner.warm_up(progress)
     progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
-    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, role.multi_steps)
+    # Triton's interpreter runs on the CPU.
+    device_ids = [str(torch.cuda.get_device_properties(device).uuid)] if device.type == "cuda" else core_ids()
+    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, device_ids, role.multi_steps)
 
 
 def _cache(

@@ -18,8 +18,8 @@ class Job(ABC):
 
     def __init__(self, sequence: Sequence, tokens: list[int]) -> None:
         self.sequence = sequence
-        # The command's position: the cache's length before it took over cached blocks. A Truncate to a smaller length
-        # drops the job, and a failed job leaves the cache at this length.
+        # The command's position: the cache's length before it took over cached blocks. A Truncate to this length or a
+        # smaller one drops the job, and a failed job leaves the cache at this length.
         self.start = sequence.length
         # Tokens that are not fed yet, in order.
         self.pending = tokens

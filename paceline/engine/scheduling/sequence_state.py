@@ -61,6 +61,8 @@ class SequenceState:
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None
     job_command_id: int = 0
+    # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
+    num_decided: int = 0
     failure: PacelineError | None = None
     # The Fork that the sequence begins with, while it waits in the parent's queue.
     fork: Fork | None = None

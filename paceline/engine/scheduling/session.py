@@ -2,8 +2,8 @@
 
     command ──▶ waiting (per sequence, in the order sent) ──▶ running job ──▶ answer
 
-Commands of a sequence run in order. Release, Truncate below the running job's start, and the end of the stream run at
-once and drop the queued commands and the job. After a failure a sequence refuses commands until a Truncate or Release. A
+Commands of a sequence run in order. Release, Truncate to the running job's start or below, and the end of the stream run
+at once and drop the queued commands and the job. After a failure a sequence refuses commands until a Truncate or Release. A
 Fork runs in its parent's order, and the forked sequence's commands wait for it. Runs on the worker's thread.
 """
 
@@ -72,7 +72,7 @@ class Session:
             self._release(state, command.sequence_id)
         elif isinstance(command, Fork):
             self._queue_fork(command, state)
-        elif isinstance(command, Truncate) and state.job is not None and command.length < state.job.start:
+        elif isinstance(command, Truncate) and state.job is not None and command.length <= state.job.start:
             self._drop_work(state, "dropped by a Truncate")
             self._attempt(command, state)
         else:
@@ -161,6 +161,7 @@ class Session:
                 if failure is not None:
                     raise Aborted(f"an earlier command failed: {failure}")
             state.sequence.fork(parent.sequence, command.length)
+            state.num_decided = command.length
             state.idle_since_s = time.perf_counter()
         except PacelineError as error:
             self._fail(command, error, state)
@@ -208,8 +209,8 @@ class Session:
         length = begin + len(command.tail) + command.num_more
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
-        # The cache holds only tokens of the context here: rejected drafts were truncated.
-        sequence.commit(begin)
+        # Rejected drafts were truncated, but the last job's may be undecided.
+        sequence.commit(min(begin, state.num_decided))
         num_cached = 0
         if begin == 0:
             num_cached = sequence.match_prefix(command.tail[: command.num_reusable])
@@ -220,6 +221,7 @@ class Session:
         except ResourceExhausted:
             sequence.truncate(command.position)
             raise
+        state.num_decided = begin + len(command.tail)
         job = command.make_job(sequence, command.tail[num_cached:])
         job.start = command.position
         job.num_cached_tokens = num_cached

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import eviction
@@ -18,7 +18,7 @@ from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
-from paceline.errors import InternalError, OutOfRange, ResourceExhausted
+from paceline.errors import Cancelled, InternalError, OutOfRange, ResourceExhausted
 from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
 
@@ -102,6 +102,53 @@ def test_a_unary_truncate_of_what_is_not_fed_yet_lets_the_sequence_begin_anew() 
     stream.send(start(2, 1, [1, 2, 3]))
     stream.feed()
     assert stream.results[2] == [1, 2, 3]
+
+
+def test_a_truncate_to_a_jobs_start_drops_it_and_one_beyond_waits_for_it() -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(20))))
+    stream.feed()
+    stream.send(start(2, 1, [20, 21, 22], position=20), Truncate(3, 1, 21))
+    assert 2 not in stream.results
+    stream.feed()
+    assert stream.session.states[0].sequence.length == 21
+    stream.send(start(4, 1, [21, 22, 23], position=21))
+    stream.feed(1)
+    stream.send(Truncate(5, 1, 21), start(6, 1, [30], position=21))
+    assert isinstance(stream.results[4], Cancelled)
+    stream.feed()
+    assert stream.results[6] == [*range(21), 30]
+    stream.pool.check_integrity(state.sequence.blocks for state in stream.session.states)
+
+
+def test_drafts_that_a_job_builds_on_are_cached_for_others_only_once_decided() -> None:
+    """What others find must be contexts, and of those all that is decided."""
+    stream, context = Stream(), list(range(2 * BLOCK_SIZE - 3))
+    stream.send(opening(1), drafting(1, context, drafts=[90, 91, 92]))
+    stream.feed()
+    drafts = [*context, 90, 91, 92]
+    # A bet on them, which is lost, and then one that is won.
+    stream.send(start(2, 1, [93], position=len(drafts)), Truncate(3, 1, len(context) + 1))
+    assert num_indexed(stream, drafts) == BLOCK_SIZE
+    stream.send(drafting(4, [80], drafts=[81, 82, 83], position=len(context) + 1))
+    stream.feed()
+    chain = [*context, 90, 80, 81, 82, 83]
+    stream.send(drafting(5, [84], drafts=[85, 86], position=len(chain)))
+    stream.feed()
+    stream.send(start(6, 1, [87], position=len(chain) + 3))
+    assert num_indexed(stream, chain) == 2 * BLOCK_SIZE
+
+
+def drafting(command_id: int, tail: list[int], drafts: list[int], position: int = 0) -> Start:
+    """Feeds drafts of its own after the tail."""
+    return Start(
+        command_id, 1, position, tail, len(drafts), 0, lambda sequence, rest: ReadingJob(sequence, [*rest, *drafts])
+    )
+
+
+def num_indexed(stream: Stream, tokens: list[int]) -> int:
+    """How many of the tokens a new sequence finds."""
+    return Sequence(OPTIONS, stream.pool).match_prefix(tokens)
 
 
 def end_by_a_fork(stream: Stream) -> None:

@@ -1,0 +1,78 @@
+"""What generations learn of drafting ahead, and share."""
+
+import math
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from coordinator.drafters.rates import Rates
+from coordinator.remote.link import DraftAnswer, DraftCommand, Link
+from paceline.speculation import DraftMode
+
+# Over about as long as servers tell their load.
+LOAD_S = 1.0
+# Weight of the newest observation in a mean.
+RECENT = 0.05
+# Prior chance that a draft is right, its weight in cases, and the factor on the weight of older cases.
+FIRST_RATE, FIRST_WEIGHT, MEMORY = 0.75, 6.0, 0.998
+
+DraftLink = Link[DraftCommand, DraftAnswer]
+
+
+@dataclass(slots=True)
+class Mean:
+    """Of recent observations; the first ones count alike."""
+
+    value: float = 0.0
+    _num_seen: int = 0
+
+    def add(self, value: float) -> None:
+        self._num_seen += 1
+        self.value += max(RECENT, 1 / self._num_seen) * (value - self.value)
+
+
+@dataclass(slots=True)
+class ServerRecord:
+    """What was learned at one draft server."""
+
+    # Seconds that a round waits for its proposal, without the server's forwards.
+    overhead_s: Mean = field(default_factory=Mean)
+    _rates: dict[DraftMode, Rates] = field(default_factory=dict)
+    # Of this coordinator's commands, decaying.
+    _used_s: float = 0.0
+    _used_at_s: float = 0.0
+
+    def rates(self, mode: DraftMode) -> Rates:
+        """Returns the rates of "draft", of (k, whether it stopped early), all k drafts, and of "bonus", the token after them."""
+
+        def prior(kind: Hashable) -> float:
+            if kind == "draft":
+                return FIRST_RATE
+            return rates["draft"] ** (kind[0] if isinstance(kind, tuple) else 1)
+
+        rates = self._rates.setdefault(mode, Rates(prior, FIRST_WEIGHT, MEMORY))
+        return rates
+
+    def use(self, seconds: float) -> None:
+        """Notes for how long a command took the server's device."""
+        self._used_s, self._used_at_s = self.own_load * LOAD_S + seconds, time.monotonic()
+
+    @property
+    def own_load(self) -> float:
+        """Returns the share of the time that this coordinator's commands took."""
+        return self._used_s / LOAD_S * math.exp((self._used_at_s - time.monotonic()) / LOAD_S)
+
+
+@dataclass(slots=True)
+class Bets:
+    num_won: int = 0
+    num_lost: int = 0
+    # Seconds of the target's part of a round.
+    verify_s: Mean = field(default_factory=Mean)
+    _servers: "WeakKeyDictionary[DraftLink, ServerRecord]" = field(default_factory=WeakKeyDictionary)
+
+    def at(self, link: DraftLink) -> ServerRecord:
+        if link not in self._servers:
+            self._servers[link] = ServerRecord()
+        return self._servers[link]
