@@ -2,12 +2,13 @@
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
                          [--dtypes bfloat16,float32] [--modes greedy,coupled] [--pairs stepwise,parallel] [--threads N]
-                         [--kv-cache-dtype auto] [--variants "off,hierarchical k=4"]
+                         [--kv-cache-dtype auto] [--variants "off,hierarchical k=4"] [--apart]
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
 variants of all prompts run together, many at once in shuffled order. This is done with each pair: the embedded target
 with itself in int8 as draft, a token a forward; with the small draft and vectors for masks, all tokens in one forward;
-and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`). Exits with 1 if a single token
+and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`). With `--apart` the servers share no core,
+so that the draft model drafts ahead. Exits with 1 if a single token
 differs. Each variant is reported as it ends. The whole takes some four hours on two cores; with `--threads 1`, two
 campaigns fit beside each other and end sooner.
 """
@@ -133,13 +134,14 @@ PAIRS: dict[str, Callable[[Path], tuple[str, str, tuple[str, ...]]]] = {
 
 
 @contextlib.contextmanager
-def start_pair(dtype: str, pair: str, *flags: str) -> Iterator[Trio]:
+def start_pair(dtype: str, pair: str, *flags: str, is_apart: bool = False) -> Iterator[Trio]:
     """Both models in `dtype`; `flags` for both."""
     with tempfile.TemporaryDirectory(prefix="paceline-identity-") as name:
         folder = Path(name)
         target, draft, own = PAIRS[pair](folder)
         common = ("--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048", *flags)
-        with start_trio(folder, target=("--model", target, *common), draft=("--model", draft, *common, *own)) as trio:
+        models = ("--model", target, *common), ("--model", draft, *common, *own)
+        with start_trio(folder, *models, is_apart=is_apart) as trio:
             yield trio
 
 
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--pairs", default="stepwise,parallel", help=", ".join(PAIRS))
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--apart", action="store_true", help="draft and target on cores of their own")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="some of them")
     arguments = parser.parse_args()
     if unknown := set(arguments.pairs.split(",")) - set(PAIRS):
@@ -174,7 +177,7 @@ def main() -> None:
     differing, chosen = 0, {name: VARIANTS[name] for name in arguments.variants.split(",")}
     for dtype, pair in itertools.product(arguments.dtypes.split(","), arguments.pairs.split(",")):
         variants = {name: each for name, each in chosen.items() if pair != "parallel" or name in ("off", *ASKING)}
-        with start_pair(dtype, pair, *flags) as trio:
+        with start_pair(dtype, pair, *flags, is_apart=arguments.apart) as trio:
             for mode in arguments.modes.split(","):
                 title = f"{dtype:9s} {pair:8s} {mode:8s}"
                 campaign = asyncio.run(

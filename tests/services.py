@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.rpc.channel import open_channel
@@ -74,14 +75,22 @@ def start_service(module: str, folder: Path, *flags: str, address: str = "") -> 
     return service
 
 
-def spawn_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
-    """The same without the waiting. `flags` may begin with variables: PACELINE_TARGET_STEP_TIMEOUT=1."""
+def spawn_service(
+    module: str, folder: Path, *flags: str, address: str = "", cores: Collection[int] | None = None
+) -> Service:
+    """The same without the waiting. `flags` may begin with variables: PACELINE_TARGET_STEP_TIMEOUT=1.
+
+    `cores`: to run on; by default all.
+    """
+    pin = None if cores is None else partial(os.sched_setaffinity, 0, cores)
     address = address or f"unix:{folder}/{module}.sock"
     log = folder / f"{module}.log"
     with log.open("ab") as output:
         variables, rest = split_variables(flags)
         command = [sys.executable, "-m", module, "--listen", address, *rest]
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables, preexec_fn=pin
+        )
     return Service(module, address, process, log)
 
 
@@ -140,12 +149,16 @@ def start_trio(
     target: tuple[str, ...],
     draft: tuple[str, ...],
     coordinator: tuple[str, ...] = (),
+    is_apart: bool = False,
 ) -> Iterator[Trio]:
-    """All three, with these flags."""
+    """All three, with these flags. `is_apart`: the model servers share no core, so the draft model drafts ahead."""
+    half = sorted(os.sched_getaffinity(0))
+    half, rest = half[: len(half) // 2], half[len(half) // 2 :]
     with contextlib.ExitStack() as stack:
         started = []
-        for module, flags in (("draft_server", draft), ("target_server", target)):
-            started.append(spawn_service(module, folder, "--compute-lock-file", f"{folder}/compute.lock", *flags))
+        for module, flags, cores in (("draft_server", draft, half), ("target_server", target, rest)):
+            lock = () if is_apart else ("--compute-lock-file", f"{folder}/compute.lock")
+            started.append(spawn_service(module, folder, *lock, *flags, cores=cores if is_apart else None))
             stack.enter_context(running(started[-1]))
         for service in started:
             service.wait_serving()

@@ -22,6 +22,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.model import make_model
 from coordinator.remote.link import DRAFT
+from coordinator.remote.load import ServerLoad
 from coordinator.remote.place import Place
 from coordinator.remote.pool import DraftPool, Pool
 from paceline.grammar import Grammar
@@ -183,10 +184,10 @@ async def rounds(
                 await asyncio.sleep(0.01)
         found = Rounds(fake, pool, target_devices)
         # A first round, without a bet.
-        found.link.load.busy = 1.0
+        found.link.load = ServerLoad(busy=1.0)
         await found.round()
         await found.commands()
-        found.link.load.busy = 0.0
+        found.link.load = ServerLoad(busy=0.0)
         yield found
 
 
@@ -361,7 +362,7 @@ async def test_a_device_that_is_shared_or_not_told_of_is_not_taken(tmp_path: Pat
 
 async def test_a_draft_server_that_is_busy_for_others_gets_no_bets(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
-        found.link.load.busy = 0.6
+        found.link.load = ServerLoad(busy=0.6)
         await found.round()
         assert await found.commands() == [(7, [7, 8], 3)]
         # It is busy for this coordinator alone.
@@ -406,9 +407,9 @@ def test_texts_that_would_depend_on_it_are_not_drafted_ahead(
 
 async def test_the_factory_makes_it_for_requests_that_it_fits(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
-        resources = Resources(found.drafter._place._pool, targets=found.drafter._targets)
+        place, resources = found.drafter._place, Resources(targets=found.drafter._targets)
         request = found.context.request
-        assert isinstance(make_model(resources, request), AheadDrafter)
+        assert isinstance(make_model(resources, request, place), AheadDrafter)
         drawn = replace(request, sampling=DRAWN, speculation=SpeculationParams(rule=Rule.REJECTION))
-        assert not isinstance(make_model(resources, drawn), AheadDrafter)
-        assert not isinstance(make_model(replace(resources, targets=None), request), AheadDrafter)
+        assert not isinstance(make_model(resources, drawn, place), AheadDrafter)
+        assert not isinstance(make_model(replace(resources, targets=None), request, place), AheadDrafter)

@@ -10,7 +10,7 @@ from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
 from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy
-from coordinator.policy.costs import CostModel
+from coordinator.policy.costs import CostModel, DraftForwards
 from coordinator.policy.experience import Confidence, Experience
 from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
@@ -171,14 +171,15 @@ def test_an_untested_confidence_drops_no_draft() -> None:
 
 
 def test_what_was_drafted_ahead_says_nothing_of_how_long_drafting_takes() -> None:
-    costs, times = CostModel(ActiveGenerations(), lambda: told(0.02, 0.0)), told(0.005, 0.0)
+    costs = CostModel(ActiveGenerations(), lambda: told(0.02, 0.0))
+    forwards = DraftForwards("model", told(0.005, 0.0), are_parallel=False)
     for is_ahead, propose_s in ((False, 0.01), (True, 0.0)) * 20:
         costs.note(costs, is_drafting=True)
         proposal = Proposal([1, 2], report=DraftReport(drafter="model", is_ahead=is_ahead))
         outcome, ended_s = Outcome([1, 2, 3], 2, Origin.BONUS), propose_s + 0.02
         finished = Round(proposal, Verdict([1, 2, 3]), outcome, 0.0, propose_s, ended_s)
-        costs.learn(finished, ended_s, times, 2, in_parallel=False, is_like_others=True, num_unfed=1)
-    assert costs.draft_s(times, 1, 2, in_parallel=False) == pytest.approx(0.01)
+        costs.learn(finished, ended_s, forwards, 2, is_like_others=True, num_unfed=1, sources=["model"])
+    assert costs.draft_s(forwards)(1, 2) == pytest.approx(0.01)
 
 
 def test_forward_times_are_linear_between_and_after_the_sizes() -> None:
