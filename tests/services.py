@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from paceline.rpc.channel import open_channel
@@ -82,16 +81,25 @@ def spawn_service(
 
     `cores`: to run on; by default all.
     """
-    pin = None if cores is None else partial(os.sched_setaffinity, 0, cores)
     address = address or f"unix:{folder}/{module}.sock"
     log = folder / f"{module}.log"
     with log.open("ab") as output:
         variables, rest = split_variables(flags)
         command = [sys.executable, "-m", module, "--listen", address, *rest]
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables, preexec_fn=pin
-        )
+        with on_cores(cores or os.sched_getaffinity(0)):
+            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables)
     return Service(module, address, process, log)
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """Processes started inside inherit these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def restart(service: Service) -> Service:
