@@ -72,7 +72,15 @@ def parallel(host: Host) -> Trio:
 @pytest.fixture(scope="module")
 def narrow(host: Host) -> Trio:
     """The draft's head knows the first tokens and those of its context."""
-    flags = (*UNLIKE_DRAFT, "--dtype", "bfloat16", "PACELINE_DRAFT_VOCAB_SIZE=16", *SUPPORTS["truncated"])
+    flags = (
+        *UNLIKE_DRAFT,
+        "--dtype",
+        "bfloat16",
+        "--quantization",
+        "int8",
+        "PACELINE_DRAFT_VOCAB_SIZE=16",
+        *SUPPORTS["truncated"],
+    )
     return host.trio(UNLIKE_TARGET, flags)
 
 

@@ -13,7 +13,7 @@ from paceline.engine.cpu import draft_head
 from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows, draft_vocab_size
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows, tensor_of
-from paceline.engine.cpu.linear import CpuLinear, Int8Linear, QuantisedLinear, make_cpu_linear
+from paceline.engine.cpu.linear import CpuLinear, QuantisedLinear, make_cpu_linear
 from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode
@@ -32,7 +32,7 @@ def make_heads(name: str) -> tuple[CpuLinear, DraftHead]:
     weight = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     def make(rows: torch.Tensor) -> CpuLinear:
-        return Int8Linear(rows, None) if name == "int8" else make_cpu_linear(rows, None, "none")
+        return make_cpu_linear(rows, None, "int8" if name == "int8" else "none")
 
     return make(weight), DraftHead(make(weight[:NUM_FIRST]), NUM_FIRST, MadeRows(weight, make), VOCAB)
 
