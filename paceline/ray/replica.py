@@ -76,10 +76,10 @@ class Replica:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, plan: Plan, shares_device: bool) -> Process:
-        flags = [part for flag, role in plan.servers.items() for part in (flag, f"file:{self._folder / role}")]
+        more: dict[str, Any] = {setting: f"file:{self._folder / role}" for setting, role in plan.servers.items()}
         if shares_device:
-            flags += ["--compute-lock-file", str(self._folder / "compute.lock")]
-        return Process(plan, self._host, flags, self._on_end)
+            more["compute_lock_file"] = self._folder / "compute.lock"
+        return Process(plan, self._host, more, self._on_end)
 
     async def _wait_serving(self, process: Process) -> None:
         while not await asyncio.to_thread(process.is_serving):

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from paceline.rpc.channel import NO_TLS
+from paceline.rpc.tls import Tls
+from tests.certificates import Authority
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.ray.cluster import (
     START_TIMEOUT_S,
@@ -52,11 +56,14 @@ def services() -> int:
     return sum(len(processes(role)) for role in ROLES)
 
 
-def ask(gateway: str) -> bool:
+def ask(gateway: str, tls: Tls = NO_TLS) -> bool:
     """Whether a token comes."""
     connection = http.client.HTTPConnection(gateway, timeout=30)
     body = json.dumps({"prompt": "Why is the sky blue?", "max_tokens": 1})
     try:
+        if tls:
+            connection.connect()
+            connection.sock = tls.client_context().wrap_socket(connection.sock, server_hostname=tls.server_name)
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
@@ -168,8 +175,31 @@ def chaos(folder: Path) -> Figures:
     return figures
 
 
+def secured(folder: Path) -> Figures:
+    """TLS between all, and to the gateway, with a certificate that names no address."""
+    tls_folder = folder / "tls"
+    files = Authority(tls_folder).issue("services", "subjectAltName=DNS:paceline").tls
+    arguments = {"tls": str(tls_folder), "tls_name": "paceline"}
+    config = write_config(
+        folder / "serve.yaml",
+        application("target", **arguments, target=settings_of(UNLIKE_TARGET)),
+        application("draft", **arguments, draft=settings_of(UNLIKE_DRAFT)),
+        application("coordinator", **arguments),
+        application("gateway", **arguments, port=8000),
+    )
+    tls = replace(files, server_name="paceline")
+    with ending(nodes := [start_head(folder, num_cpus=4)]):
+        nodes[0].deploy(config, folder)
+        wait_until(lambda: ask("127.0.0.1:8000", tls), "a token")
+        # They answer no one who speaks in the clear.
+        return {"services in the clear": services()}
+
+
+SCENARIOS = {"documented": documented, "chaos": chaos, "secured": secured}
+
+
 def main() -> None:
-    scenario, folder = {"documented": documented, "chaos": chaos}[sys.argv[1]], Path(sys.argv[2])
+    scenario, folder = SCENARIOS[sys.argv[1]], Path(sys.argv[2])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     print(json.dumps({name: round(value, 2) for name, value in scenario(folder).items()}))
 

@@ -82,7 +82,7 @@ def started(ip: str, folder: Path, *flags: str) -> Node:
     return node
 
 
-def start_head(folder: Path) -> Node:
+def start_head(folder: Path, num_cpus: int = 0) -> Node:
     (folder / "gcs").mkdir(exist_ok=True)
     return started(
         "127.0.0.1",
@@ -91,7 +91,7 @@ def start_head(folder: Path) -> Node:
         "--port",
         GCS.rpartition(":")[2],
         "--num-cpus",
-        "0",
+        str(num_cpus),
         "--include-dashboard",
         "false",
     )

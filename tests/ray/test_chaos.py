@@ -48,3 +48,7 @@ def test_killed_processes_supervisors_nodes_and_heads_change_no_token_and_are_re
     assert figures["failures"] == 0 < figures["answers"]
     # A target and a coordinator: else the node's end proves little.
     assert figures["node: roles there"] == 2
+
+
+def test_services_speak_tls_by_a_certificates_name(tell: Tell) -> None:
+    assert figures_of("secured", tell)["services in the clear"] == 0
