@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.ray.scaling import Meter
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.health import instance_at, is_serving
 from paceline.rpc.server import DRAIN_S, supervised_environment
@@ -19,6 +20,8 @@ from paceline.rpc.tls import Tls
 from paceline.settings import as_flags
 
 MODULES = {"target": "target_server", "draft": "draft_server", "coordinator": "coordinator", "gateway": "gateway"}
+# Where metrics are served: for the supervisor alone.
+LOOPBACK = "127.0.0.1"
 # How long a process may take to end after SIGTERM.
 STOP_TIMEOUT_S = DRAIN_S + 5.0
 HEALTH_TIMEOUT_S = 5.0
@@ -45,7 +48,8 @@ class Process:
         """`more`: settings that the plan's override. `on_end` is called on another thread, unless `stop` was."""
         self.role = plan.role
         self.address = f"{host}:{plan.port or free_port(host)}"
-        settings = {**more, **plan.settings, "listen": self.address}
+        settings = {"metrics": f"{LOOPBACK}:{free_port(LOOPBACK)}", **more, **plan.settings, "listen": self.address}
+        self.meter = Meter(self.role, str(settings["metrics"]))
         self._tls = plan.tls
         # Tells it apart, in health checks, from another process at its address.
         self.instance = secrets.token_hex(8)

@@ -1,6 +1,8 @@
 """A replica of Ray Serve that supervises processes."""
 
 import asyncio
+import contextlib
+import http.client
 import logging
 import os
 import shutil
@@ -13,6 +15,7 @@ import ray
 
 from paceline.ray.directory import NOTHING_SEEN, RENEWAL_S, Directory, Lists
 from paceline.ray.process import Plan, Process, end_now
+from paceline.ray.scaling import Demand
 from paceline.rpc.members import INTERVAL_S
 
 log = logging.getLogger("ray.serve")
@@ -54,7 +57,7 @@ class Replica:
         self._is_ready = True
         for process in self._processes:
             log.info("the %s serves at %s", process.role, process.address)
-            await self._directory.renew.remote(process.role, process.instance, process.address)
+            await self._announce(process)
         self._tasks.append(asyncio.create_task(self._renew()))
 
     async def check_health(self) -> None:
@@ -62,6 +65,16 @@ class Replica:
         for process in self._processes:
             if not await asyncio.to_thread(process.is_serving):
                 raise RuntimeError(f"the {process.role} at {process.address} does not answer")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns how many replicas the work of this one takes, and how many targets are asked for (see `scaling`)."""
+        load = demand = 0.0
+        for process in self._processes:
+            if process.role == "target":
+                demand = await asyncio.to_thread(process.meter.num_targets, await self._directory.demand.remote())
+            else:
+                load += await asyncio.to_thread(process.meter.load)
+        return {"load": load, "demand": demand}
 
     async def __del__(self) -> None:
         """Ends in order: no new generations, then the old ones end or move, then the process does."""
@@ -98,6 +111,13 @@ class Replica:
             shutil.rmtree(self._folder, ignore_errors=True)
             end_now()
 
+    async def _announce(self, process: Process) -> None:
+        demand = Demand()
+        if process.role == "coordinator":
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                demand = await asyncio.to_thread(process.meter.demand)
+        await self._directory.renew.remote(process.role, process.instance, process.address, demand)
+
     async def _leave(self, process: Process) -> None:
         await self._directory.leave.remote(process.instance)
 
@@ -106,7 +126,7 @@ class Replica:
             await asyncio.sleep(RENEWAL_S)
             try:
                 for each in self._processes:
-                    await self._directory.renew.remote(each.role, each.instance, each.address)
+                    await self._announce(each)
             except ray.exceptions.RayError as error:
                 await self._find_directory(error)
 

@@ -25,6 +25,7 @@ from tests.ray.cluster import (
     raylet_of,
     start_head,
     start_worker,
+    started_processes,
     supervisor_of,
     variables,
     wait_until,
@@ -175,6 +176,36 @@ def chaos(folder: Path) -> Figures:
     return figures
 
 
+def scaling(folder: Path) -> Figures:
+    """Answers that need two targets' cache, then one's."""
+    policy = {"policy_function": "paceline.ray.scaling:by_load"}
+    delays = {"metrics_interval_s": 1, "look_back_period_s": 4, "upscale_delay_s": 1, "downscale_delay_s": 5}
+    # Of two answers.
+    target = application("target", target=settings_of(UNLIKE_TARGET) | {"kv_cache_memory": "256KiB"})
+    deployment = target["deployments"][0]
+    del deployment["num_replicas"]
+    deployment["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 2, "policy": policy, **delays}
+    coordinator = application("coordinator", coordinator={"draft": "none", "recent_tokens": 0})
+    config = write_config(folder / "serve.yaml", target, coordinator, application("gateway", port=8000))
+    with ending(nodes := [start_head(folder, num_cpus=4)]):
+        nodes[0].deploy(config, folder)
+        wait_until(lambda: ask("127.0.0.1:8000"), "a token")
+        figures = {"targets at first": float(len(processes("target")))}
+        one = Traffic("127.0.0.1:8000", num_streams=1)
+        try:
+            more = Traffic("127.0.0.1:8000")
+            try:
+                figures["two after s"] = wait_until(lambda: len(processes("target")) == 2, "a second target")
+            finally:
+                more.stop()
+            figures["one after s"] = wait_until(lambda: len(started_processes("target")) == 1, "a single target")
+        finally:
+            one.stop()
+    failures = one.failures + more.failures
+    print(*failures[:3], sep="\n", file=sys.stderr)
+    return {**figures, "answers": one.num_answers + more.num_answers, "failures": len(failures)}
+
+
 def secured(folder: Path) -> Figures:
     """TLS between all, and to the gateway, with a certificate that names no address."""
     tls_folder = folder / "tls"
@@ -195,7 +226,7 @@ def secured(folder: Path) -> Figures:
         return {"services in the clear": services()}
 
 
-SCENARIOS = {"documented": documented, "chaos": chaos, "secured": secured}
+SCENARIOS = {"documented": documented, "chaos": chaos, "scaling": scaling, "secured": secured}
 
 
 def main() -> None:

@@ -50,5 +50,11 @@ def test_killed_processes_supervisors_nodes_and_heads_change_no_token_and_are_re
     assert figures["node: roles there"] == 2
 
 
+def test_targets_come_and_go_with_what_answers_reserve_and_no_answer_notices(tell: Tell) -> None:
+    figures = figures_of("scaling", tell)
+    assert (figures["targets at first"], figures["failures"]) == (1, 0)
+    assert figures["answers"] > 0
+
+
 def test_services_speak_tls_by_a_certificates_name(tell: Tell) -> None:
     assert figures_of("secured", tell)["services in the clear"] == 0
