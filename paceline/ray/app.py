@@ -16,7 +16,7 @@ from paceline.ray.replica import Replica
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.tls import Tls
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
 Settings = dict[str, Any]
 
 

@@ -46,7 +46,7 @@ class Process:
 
     def __init__(self, plan: Plan, host: str, more: Mapping[str, Any], on_end: Callable[["Process"], None]) -> None:
         """`more`: settings that the plan's override. `on_end` is called on another thread, unless `stop` was."""
-        self.role = plan.role
+        self.plan, self.role = plan, plan.role
         self.address = f"{host}:{plan.port or free_port(host)}"
         settings = {"metrics": f"{LOOPBACK}:{free_port(LOOPBACK)}", **more, **plan.settings, "listen": self.address}
         self.meter = Meter(self.role, str(settings["metrics"]))

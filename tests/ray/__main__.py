@@ -154,7 +154,9 @@ def chaos(folder: Path) -> Figures:
             return next(pid for address, pid in processes(role).items() if address.startswith(f"{ip}:"))
 
         try:
+            supervisor = supervisor_of(at("target", "127.0.0.3"))
             during("process", lambda: os.kill(at("target", "127.0.0.3"), signal.SIGKILL), "target", 2)
+            figures["process: another supervisor"] = float(supervisor_of(at("target", "127.0.0.3")) != supervisor)
             during("supervisor", lambda: os.kill(supervisor_of(at("target", "127.0.0.2")), signal.SIGKILL), "target", 2)
             roll(nodes[0])
             during("draft", lambda: os.kill(at("draft", "127.0.0.2"), signal.SIGKILL), "draft", 1)

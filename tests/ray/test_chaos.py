@@ -46,6 +46,7 @@ def test_the_documented_command_serves_and_leaves_nothing_behind(tell: Tell) -> 
 def test_killed_processes_supervisors_nodes_and_heads_change_no_token_and_are_replaced(tell: Tell) -> None:
     figures = figures_of("chaos", tell)
     assert figures["failures"] == 0 < figures["answers"]
+    assert figures["process: another supervisor"] == 0
     # A target and a coordinator: else the node's end proves little.
     assert figures["node: roles there"] == 2
 
