@@ -1,6 +1,10 @@
 """The gateway's cost: HTTP against gRPC in turns, CPU per chunk, memory of open streams, and clients that vanish.
 
 python -m benchmarks.gateway [--at-once 1,8,64] [--rounds 6] [--tokens 64] [--streams 500] [--vanishing 1000]
+python -m benchmarks.gateway --under ray --at-once 1,16 [--rounds 6] [--tokens 64]
+
+`--under ray` compares a bare gateway with one that Ray Serve started for the same coordinator, with a model so small that
+most of the time is the gateways'.
 
 The HTTP client is a bare socket that reads events and keeps its connections, like gRPC, so that no client library's
 cost is included.
@@ -8,9 +12,14 @@ cost is included.
 
 import argparse
 import asyncio
+import contextlib
+import signal
 import socket
+import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,6 +35,7 @@ from paceline.cli.services import Services
 from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
 from paceline.rpc.channel import open_channel
+from paceline.rpc.health import instance_at
 from paceline.sampling import SamplingParams
 from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 
@@ -38,6 +48,8 @@ class Timed:
 
 
 SERVERS = ({"kv_cache_memory": "512MiB"}, {"kv_cache_memory": "512MiB"}, {"listen": "127.0.0.1:50059"})
+# A token a chunk.
+SMALL = ({"model": "dummy:tiny", "threads": 1}, {"model": "none"}, {**SERVERS[2], "speculation": False})
 Ask = Callable[[str], Awaitable[Timed]]
 
 
@@ -130,7 +142,8 @@ class GrpcAsker:
 
 
 async def compare(askers: dict[str, Ask], prompts: list[str], at_once: int, rounds: int) -> None:
-    """Sends each group of prompts both ways, in alternating order."""
+    """Sends each group of prompts both ways, in alternating order. The first is what the second is compared with."""
+    base, other = askers
     found: dict[str, list[Timed]] = {name: [] for name in askers}
     walls_s: dict[str, list[float]] = {name: [] for name in askers}
     for number in range(-1, rounds):
@@ -144,11 +157,11 @@ async def compare(askers: dict[str, Ask], prompts: list[str], at_once: int, roun
                 walls_s[name].append(time.perf_counter() - started_s)
                 found[name] += done
     ttft_ms = {name: median(each.ttft_s for each in done) * 1e3 for name, done in found.items()}
-    ratios = [grpc / http for grpc, http in zip(walls_s["gRPC"], walls_s["HTTP"], strict=True)]
+    ratios = [one / two for one, two in zip(walls_s[base], walls_s[other], strict=True)]
     print(
-        f"{at_once:3d} at once: first token {ttft_ms['gRPC']:.1f} ms by gRPC, {ttft_ms['HTTP']:.1f} ms by HTTP "
-        f"(+{ttft_ms['HTTP'] - ttft_ms['gRPC']:.1f} ms); tokens/s by HTTP {sum(walls_s['gRPC']) / sum(walls_s['HTTP']):.3f} "
-        f"of those by gRPC (median {median(ratios):.3f})",
+        f"{at_once:3d} at once: first token {ttft_ms[base]:.1f} ms ({base}), {ttft_ms[other]:.1f} ms ({other}, "
+        f"{ttft_ms[other] - ttft_ms[base]:+.1f} ms); tokens/s {other} / {base} "
+        f"{sum(walls_s[base]) / sum(walls_s[other]):.3f} (median {median(ratios):.3f})",
         flush=True,
     )
 
@@ -227,6 +240,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.asynccontextmanager
+async def gateway_under_ray(coordinator: str) -> AsyncIterator[int]:
+    """Runs a gateway as deploy/ray does; yields its port."""
+    port, serve = free_port(), Path(sys.executable).with_name("serve")
+    if not serve.exists():
+        raise SystemExit("error: Ray is not installed: `make ray` installs it")
+    application = {
+        "name": "gateway",
+        "route_prefix": None,
+        "import_path": "paceline.ray.app:gateway",
+        "args": {"host": "127.0.0.1", "port": port, "gateway": {"coordinators": coordinator}},
+        "deployments": [{"name": "gateway", "ray_actor_options": {"num_cpus": 0.1}}],
+    }
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as config:
+        config.write(orjson.dumps({"proxy_location": "Disabled", "applications": [application]}))
+        config.flush()
+        process = await asyncio.create_subprocess_exec(serve, "run", config.name, stdout=DEVNULL, stderr=DEVNULL)
+        try:
+            while await asyncio.to_thread(instance_at, f"127.0.0.1:{port}") is None:
+                if process.returncode is not None:
+                    raise SystemExit(f"error: `serve run` ended with status {process.returncode}")
+                await asyncio.sleep(0.1)
+            yield port
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            await process.wait()
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", default="1,8,64")
@@ -235,15 +277,24 @@ async def main() -> None:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--vanishing", type=int, default=1000)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    parser.add_argument("--under", choices=["ray"])
     arguments = parser.parse_args()
     prompts = [prompt.text for prompt in spread_prompts(arguments.prompts, 64)]
     listen = f"127.0.0.1:{free_port()}"
-    deployment = make_stack(*SERVERS, gateway={"listen": listen, "max_open_requests": 4096})
+    servers = SMALL if arguments.under else SERVERS
+    deployment = make_stack(*servers, gateway={"listen": listen, "max_open_requests": 4096})
     async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
         http = HttpAsker(int(listen.rpartition(":")[2]), arguments.tokens)
+        sizes = [int(size) for size in arguments.at_once.split(",")]
+        if arguments.under:
+            async with gateway_under_ray(services.address) as port:
+                for at_once in sizes:
+                    both: dict[str, Ask] = {"bare": http, "under Ray": HttpAsker(port, arguments.tokens)}
+                    await compare(both, prompts, at_once, arguments.rounds)
+            return
         process = psutil.Process(services.pids["gateway"])
         askers: dict[str, Ask] = {"gRPC": GrpcAsker(client, arguments.tokens), "HTTP": http}
-        for at_once in map(int, arguments.at_once.split(",")):
+        for at_once in sizes:
             rounds = max(2, arguments.rounds if at_once < 64 else arguments.rounds // 3)
             await compare(askers, prompts, at_once, rounds)
         await cpu_per_chunk(http.port, 4 * arguments.tokens, 2 * arguments.rounds, prompts, process)

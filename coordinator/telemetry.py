@@ -150,6 +150,11 @@ class CoordinatorState(Collector):
             "Generations that have a cache at a model server.",
             labels=["server", "address"],
         )
+        reserved = GaugeMetricFamily(
+            "paceline_server_reserved_tokens",
+            "Tokens that these generations may come to have.",
+            labels=["server", "address"],
+        )
         moves = CounterMetricFamily(
             "paceline_moves", "Generations that went on at another server of the same kind.", labels=["server"]
         )
@@ -160,7 +165,8 @@ class CoordinatorState(Collector):
                 up.add_metric(labels, float(member.is_serving))
                 connections.add_metric(labels, member.link.epoch)
                 placed.add_metric(labels, member.num_placed)
-        yield from (up, connections, placed, moves)
+                reserved.add_metric(labels, member.num_reserved)
+        yield from (up, connections, placed, reserved, moves)
 
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):

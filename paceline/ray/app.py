@@ -4,17 +4,20 @@
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 
+from paceline.errors import InvalidArgument
 from paceline.ray.process import STOP_TIMEOUT_S, Plan
 from paceline.ray.replica import Replica
-from paceline.settings import as_flags
+from paceline.rpc.channel import NO_TLS
+from paceline.rpc.tls import Tls
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
-Flags = dict[str, Any]
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
+Settings = dict[str, Any]
 
 
 class Arguments(BaseModel):
@@ -25,35 +28,64 @@ class Arguments(BaseModel):
     group: str = Field("paceline", description="processes of the same group find each other")
     host: str | None = Field(None, description="address to listen on; default: the node's in Ray")
     port: int = Field(0, ge=0, le=65535, description="the gateway's port; 0: any free one")
-    target: Flags = Field(default_factory=dict)
-    draft: Flags = Field(default_factory=dict)
-    coordinator: Flags = Field(default_factory=dict)
-    gateway: Flags = Field(default_factory=dict)
+    tls: str | None = Field(
+        None, description="serve over TLS with ca.pem, services.pem and services.key in this folder"
+    )
+    tls_name: str = Field("localhost", description="name in that certificate: processes are called by IP address")
+    target: Settings = Field(default_factory=dict)
+    draft: Settings = Field(default_factory=dict)
+    coordinator: Settings = Field(default_factory=dict)
+    gateway: Settings = Field(default_factory=dict)
 
 
 def target(args: Arguments) -> serve.Application:
-    return _application("target", args, [Plan("target", as_flags(args.target))])
+    return _application("target", args, [_plan("target", args)])
 
 
 def draft(args: Arguments) -> serve.Application:
-    return _application("draft", args, [Plan("draft", as_flags(args.draft))])
+    return _application("draft", args, [_plan("draft", args)])
 
 
 def pair(args: Arguments) -> serve.Application:
     """Runs a target and a draft server in each replica: Ray promises the same GPU only to processes of one replica."""
-    plans = [Plan("target", as_flags(args.target)), Plan("draft", as_flags(args.draft))]
-    return _application("pair", args, plans)
+    return _application("pair", args, [_plan("target", args), _plan("draft", args)])
 
 
 def coordinator(args: Arguments) -> serve.Application:
-    """With `draft: none` it needs no draft servers."""
-    servers = {"--target": "target"} | ({} if args.coordinator.get("draft") == "none" else {"--draft": "draft"})
-    return _application("coordinator", args, [Plan("coordinator", as_flags(args.coordinator), servers=servers)])
+    return _application("coordinator", args, [_plan("coordinator", args, target="target", draft="draft")])
 
 
 def gateway(args: Arguments) -> serve.Application:
-    servers = {"--coordinators": "coordinator"}
-    return _application("gateway", args, [Plan("gateway", as_flags(args.gateway), args.port, servers)])
+    return _application("gateway", args, [_plan("gateway", args, args.port, coordinators="coordinator")])
+
+
+def _plan(role: str, args: Arguments, port: int = 0, **servers: str) -> Plan:
+    """`servers`: roles by setting. One that is given, such as `draft: none`, replaces the directory's list."""
+    given = getattr(args, role)
+    if "tls_cert" in given:
+        raise InvalidArgument(f"{role}.tls_cert", "its supervisor could not call it; give `tls` instead")
+    tls = _tls(args)
+    settings = {**_tls_settings(role, tls), **given}
+    followed = {setting: of for setting, of in servers.items() if setting not in settings}
+    return Plan(role, settings, port, followed, tls)
+
+
+def _tls(args: Arguments) -> Tls:
+    if args.tls is None:
+        return NO_TLS
+    folder = Path(args.tls)
+    return Tls(folder / "services.pem", folder / "services.key", folder / "ca.pem", server_name=args.tls_name)
+
+
+def _tls_settings(role: str, tls: Tls) -> Settings:
+    """Model servers require certificates of their callers."""
+    if not tls:
+        return {}
+    own = {"tls_cert": tls.cert, "tls_key": tls.key}
+    if role in ("target", "draft"):
+        return {**own, "tls_client_ca": tls.ca}
+    to_servers = {"ca": tls.ca, "cert": tls.cert, "key": tls.key, "name": tls.server_name}
+    return {**own, **{f"servers_tls_{name}": value for name, value in to_servers.items()}}
 
 
 def _application(name: str, args: Arguments, plans: Sequence[Plan]) -> serve.Application:

@@ -2,6 +2,9 @@
 
 import asyncio
 import time
+from typing import NamedTuple
+
+from paceline.ray.scaling import Demand
 
 # A process whose supervisor was killed leaves with its lease.
 LEASE_S, RENEWAL_S = 15.0, 5.0
@@ -15,25 +18,36 @@ NOTHING_SEEN = 0
 Lists = dict[str, list[str]]
 
 
+class Lease(NamedTuple):
+    address: str
+    end_s: float
+    demand: Demand
+
+
 class Directory:
     """Holds leases of addresses. It stores nothing: after a restart, renewals fill it again."""
 
     def __init__(self) -> None:
-        # role, instance -> address, end of the lease
-        self._leases: dict[tuple[str, str], tuple[str, float]] = {}
+        # By role and instance.
+        self._leases: dict[tuple[str, str], Lease] = {}
         self._started_s = time.monotonic()
         self._first_version = self._version = time.time_ns()
         self._changed = asyncio.Event()
 
-    async def renew(self, role: str, instance: str, address: str) -> None:
-        """Adds a process, or keeps it."""
+    async def renew(self, role: str, instance: str, address: str, demand: Demand) -> None:
+        """Adds a process, or keeps it. `demand`: what it asks of the targets."""
         is_new = (role, instance) not in self._leases
-        self._leases[role, instance] = address, time.monotonic() + LEASE_S
+        self._leases[role, instance] = Lease(address, time.monotonic() + LEASE_S, demand)
         if is_new:
             self._change()
 
     async def leave(self, instance: str) -> None:
         self._drop([key for key in self._leases if key[1] == instance])
+
+    async def demand(self) -> Demand:
+        """Returns what all processes ask of the targets."""
+        demands = [lease.demand for lease in self._leases.values()]
+        return Demand(sum(each.reserved_tokens for each in demands), sum(each.num_waiting for each in demands))
 
     async def lists(self, seen: int) -> tuple[int, Lists]:
         """Returns a version and the addresses by role, as soon as the version is another than `seen`.
@@ -49,13 +63,13 @@ class Directory:
             except TimeoutError:
                 self._expire()
         found: Lists = {}
-        for (role, _), (address, _) in sorted(self._leases.items()):
-            found.setdefault(role, []).append(address)
+        for (role, _), lease in sorted(self._leases.items()):
+            found.setdefault(role, []).append(lease.address)
         return self._version, found
 
     def _expire(self) -> None:
         now_s = time.monotonic()
-        self._drop([key for key, (_, end_s) in self._leases.items() if end_s < now_s])
+        self._drop([key for key, lease in self._leases.items() if lease.end_s < now_s])
 
     def _drop(self, keys: list[tuple[str, str]]) -> None:
         for key in keys:

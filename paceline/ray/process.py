@@ -8,13 +8,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from paceline.ray.scaling import Meter
+from paceline.rpc.channel import NO_TLS
 from paceline.rpc.health import instance_at, is_serving
 from paceline.rpc.server import DRAIN_S, supervised_environment
+from paceline.rpc.tls import Tls
+from paceline.settings import as_flags
 
 MODULES = {"target": "target_server", "draft": "draft_server", "coordinator": "coordinator", "gateway": "gateway"}
+# Where metrics are served: for the supervisor alone.
+LOOPBACK = "127.0.0.1"
 # How long a process may take to end after SIGTERM.
 STOP_TIMEOUT_S = DRAIN_S + 5.0
 HEALTH_TIMEOUT_S = 5.0
@@ -25,20 +32,25 @@ class Plan:
     """What to start."""
 
     role: str
-    flags: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     # 0: any free port.
     port: int = 0
-    # Flags that name servers, and the servers' roles.
+    # Settings that name servers, and the servers' roles.
     servers: Mapping[str, str] = field(default_factory=dict)
+    # Files for calling it; empty if it serves without TLS.
+    tls: Tls = NO_TLS
 
 
 class Process:
     """Runs a plan. Start it on a thread that lives as long as this process: with that thread the kernel kills it."""
 
-    def __init__(self, plan: Plan, host: str, more_flags: Sequence[str], on_end: Callable[["Process"], None]) -> None:
-        """`on_end` is called on another thread, unless `stop` was."""
-        self.role = plan.role
+    def __init__(self, plan: Plan, host: str, more: Mapping[str, Any], on_end: Callable[["Process"], None]) -> None:
+        """`more`: settings that the plan's override. `on_end` is called on another thread, unless `stop` was."""
+        self.plan, self.role = plan, plan.role
         self.address = f"{host}:{plan.port or free_port(host)}"
+        settings = {"metrics": f"{LOOPBACK}:{free_port(LOOPBACK)}", **more, **plan.settings, "listen": self.address}
+        self.meter = Meter(self.role, str(settings["metrics"]))
+        self._tls = plan.tls
         # Tells it apart, in health checks, from another process at its address.
         self.instance = secrets.token_hex(8)
         self._last_line = ""
@@ -48,7 +60,7 @@ class Process:
         # Ray's, for a task of one core; the servers choose their threads.
         environment.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULES[self.role], "--listen", self.address, *plan.flags, *more_flags],
+            [sys.executable, "-m", MODULES[self.role], *as_flags(settings)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env=environment, start_new_session=True,
         )  # fmt: skip
@@ -65,8 +77,8 @@ class Process:
     def is_serving(self) -> bool:
         """Returns whether this process, not another, answers at its address."""
         if self.role == "gateway":
-            return instance_at(self.address, HEALTH_TIMEOUT_S) == self.instance
-        return is_serving(self.address, HEALTH_TIMEOUT_S, f"instance.{self.instance}")
+            return instance_at(self.address, HEALTH_TIMEOUT_S, self._tls) == self.instance
+        return is_serving(self.address, HEALTH_TIMEOUT_S, f"instance.{self.instance}", self._tls)
 
     def stop(self) -> None:
         """Lets it drain."""

@@ -1,6 +1,8 @@
 """A replica of Ray Serve that supervises processes."""
 
 import asyncio
+import contextlib
+import http.client
 import logging
 import os
 import shutil
@@ -13,12 +15,13 @@ import ray
 
 from paceline.ray.directory import NOTHING_SEEN, RENEWAL_S, Directory, Lists
 from paceline.ray.process import Plan, Process, end_now
+from paceline.ray.scaling import Demand
 from paceline.rpc.members import INTERVAL_S
 
 log = logging.getLogger("ray.serve")
 # Pause before the directory is asked again, if it could not be.
 RETRY_S = 1.0
-# How long a killed replica may take to say that its process is gone: its lease would say so, too.
+# How long to say that a process is gone: its lease would say so, too.
 GOODBYE_S = 2.0
 READY_INTERVAL_S = 0.1
 
@@ -31,7 +34,7 @@ def directory_of(group: str) -> Any:
 
 
 class Replica:
-    """Starts one process, or two that share a GPU; is healthy while they serve, and ends with them.
+    """Starts one process, or two that share a GPU, and starts those again that end.
 
     Other processes' addresses are written to files, so the processes know nothing of Ray.
     """
@@ -39,22 +42,18 @@ class Replica:
     async def __init__(self, group: str, host: str | None, plans: Sequence[Plan]) -> None:  # type: ignore[misc]
         # For lists and a lock.
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
-        self._is_ready = False
-        self._group, self._host = group, host or ray.util.get_node_ip_address()
-        self._directory = await asyncio.to_thread(directory_of, group)
+        # Those that serve.
         self._processes: list[Process] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._shares_device = len(plans) > 1
+        self._group, self._host = group, host or ray.util.get_node_ip_address()
+        self._directory = await asyncio.to_thread(directory_of, group)
         if roles := sorted({role for plan in plans for role in plan.servers.values()}):
             listed = asyncio.Event()
             self._tasks.append(asyncio.create_task(self._follow(roles, listed)))
             await listed.wait()
-        for plan in plans:
-            self._processes.append(self._start(plan, shares_device=len(plans) > 1))
-        await asyncio.gather(*map(self._wait_serving, self._processes))
-        self._is_ready = True
-        for process in self._processes:
-            log.info("the %s serves at %s", process.role, process.address)
-            await self._directory.renew.remote(process.role, process.instance, process.address)
+        await asyncio.gather(*map(self._add, map(self._start, plans)))
         self._tasks.append(asyncio.create_task(self._renew()))
 
     async def check_health(self) -> None:
@@ -63,10 +62,20 @@ class Replica:
             if not await asyncio.to_thread(process.is_serving):
                 raise RuntimeError(f"the {process.role} at {process.address} does not answer")
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns how many replicas the work of this one takes, and how many targets are asked for (see `scaling`)."""
+        load = demand = 0.0
+        for process in self._processes:
+            if process.role == "target":
+                demand = await asyncio.to_thread(process.meter.num_targets, await self._directory.demand.remote())
+            else:
+                load += await asyncio.to_thread(process.meter.load)
+        return {"load": load, "demand": demand}
+
     async def __del__(self) -> None:
         """Ends in order: no new generations, then the old ones end or move, then the process does."""
-        # One that is not ready is in no list and has nothing to drain: its process ends with this one.
-        if self._is_ready:
+        # One that does not serve is in no list and has nothing to drain: its process ends with this one.
+        if self._processes:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait([asyncio.create_task(self._leave(each)) for each in self._processes], timeout=GOODBYE_S)
@@ -75,28 +84,50 @@ class Replica:
             await asyncio.gather(*(asyncio.to_thread(each.stop) for each in self._processes))
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, plan: Plan, shares_device: bool) -> Process:
-        flags = [part for flag, role in plan.servers.items() for part in (flag, f"file:{self._folder / role}")]
-        if shares_device:
-            flags += ["--compute-lock-file", str(self._folder / "compute.lock")]
-        return Process(plan, self._host, flags, self._on_end)
+    def _start(self, plan: Plan) -> Process:
+        more: dict[str, Any] = {setting: f"file:{self._folder / role}" for setting, role in plan.servers.items()}
+        if self._shares_device:
+            more["compute_lock_file"] = self._folder / "compute.lock"
+        return Process(plan, self._host, more, self._on_end)
 
-    async def _wait_serving(self, process: Process) -> None:
+    async def _add(self, process: Process) -> None:
+        """Waits until the process serves. Raises RuntimeError if it ends."""
         while not await asyncio.to_thread(process.is_serving):
             if process.has_ended:
                 raise RuntimeError(process.last_words)
             await asyncio.sleep(READY_INTERVAL_S)
+        log.info("the %s serves at %s", process.role, process.address)
+        self._processes.append(process)
+        await self._announce(process)
 
     def _on_end(self, process: Process) -> None:
-        """Has Ray start another replica. Called on the process's own thread."""
-        if not self._is_ready:
-            return
-        print(process.last_words, flush=True)
+        """Called on the process's own thread."""
+        if process in self._processes:
+            print(process.last_words, flush=True)
+            asyncio.run_coroutine_threadsafe(self._restart(process), self._loop)
+
+    async def _restart(self, ended: Process) -> None:
+        """Starts a process again, sooner than Ray starts another replica, and also while Ray's head is away."""
+        self._processes.remove(ended)
         try:
-            ray.get(self._directory.leave.remote(process.instance), timeout=GOODBYE_S)
-        finally:
+            started = self._start(ended.plan)
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                await asyncio.wait_for(self._leave(ended), GOODBYE_S)
+            # If the directory is away, it is told later.
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self._add(started)
+        except (RuntimeError, OSError) as error:
+            # Perhaps it can't start on this node.
+            print(error, flush=True)
             shutil.rmtree(self._folder, ignore_errors=True)
             end_now()
+
+    async def _announce(self, process: Process) -> None:
+        demand = Demand()
+        if process.role == "coordinator":
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                demand = await asyncio.to_thread(process.meter.demand)
+        await self._directory.renew.remote(process.role, process.instance, process.address, demand)
 
     async def _leave(self, process: Process) -> None:
         await self._directory.leave.remote(process.instance)
@@ -106,7 +137,7 @@ class Replica:
             await asyncio.sleep(RENEWAL_S)
             try:
                 for each in self._processes:
-                    await self._directory.renew.remote(each.role, each.instance, each.address)
+                    await self._announce(each)
             except ray.exceptions.RayError as error:
                 await self._find_directory(error)
 

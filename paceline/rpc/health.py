@@ -54,18 +54,20 @@ def _open(address: str, tls: Tls) -> grpc.Channel:
 
 def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
     context = tls.client_context() if tls else None
-    if not listen.startswith("unix:"):
-        if context is not None:
-            return http.client.HTTPSConnection(listen, timeout=timeout_s, context=context)
-        return http.client.HTTPConnection(listen, timeout=timeout_s)
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(timeout_s)
-    # If the socket leads nowhere, the request fails.
-    with contextlib.suppress(OSError):
-        connection.sock.connect(listen.removeprefix("unix:"))
+    if listen.startswith("unix:"):
+        host = "localhost"
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(timeout_s)
+        # If the socket leads nowhere, the request fails.
+        with contextlib.suppress(OSError):
+            connection.sock.connect(listen.removeprefix("unix:"))
+    else:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        connection.sock = socket.create_connection((host, int(port)), timeout_s)
     if context is not None:
-        connection.sock = context.wrap_socket(connection.sock, server_hostname="localhost")
+        connection.sock = context.wrap_socket(connection.sock, server_hostname=tls.server_name or host)
     return connection
 
 

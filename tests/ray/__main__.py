@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from paceline.rpc.channel import NO_TLS
+from paceline.rpc.tls import Tls
+from tests.certificates import Authority
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.ray.cluster import (
     START_TIMEOUT_S,
@@ -21,6 +25,7 @@ from tests.ray.cluster import (
     raylet_of,
     start_head,
     start_worker,
+    started_processes,
     supervisor_of,
     variables,
     wait_until,
@@ -52,11 +57,14 @@ def services() -> int:
     return sum(len(processes(role)) for role in ROLES)
 
 
-def ask(gateway: str) -> bool:
+def ask(gateway: str, tls: Tls = NO_TLS) -> bool:
     """Whether a token comes."""
     connection = http.client.HTTPConnection(gateway, timeout=30)
     body = json.dumps({"prompt": "Why is the sky blue?", "max_tokens": 1})
     try:
+        if tls:
+            connection.connect()
+            connection.sock = tls.client_context().wrap_socket(connection.sock, server_hostname=tls.server_name)
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
@@ -146,7 +154,9 @@ def chaos(folder: Path) -> Figures:
             return next(pid for address, pid in processes(role).items() if address.startswith(f"{ip}:"))
 
         try:
+            supervisor = supervisor_of(at("target", "127.0.0.3"))
             during("process", lambda: os.kill(at("target", "127.0.0.3"), signal.SIGKILL), "target", 2)
+            figures["process: another supervisor"] = float(supervisor_of(at("target", "127.0.0.3")) != supervisor)
             during("supervisor", lambda: os.kill(supervisor_of(at("target", "127.0.0.2")), signal.SIGKILL), "target", 2)
             roll(nodes[0])
             during("draft", lambda: os.kill(at("draft", "127.0.0.2"), signal.SIGKILL), "draft", 1)
@@ -168,8 +178,61 @@ def chaos(folder: Path) -> Figures:
     return figures
 
 
+def scaling(folder: Path) -> Figures:
+    """Answers that need two targets' cache, then one's."""
+    policy = {"policy_function": "paceline.ray.scaling:by_load"}
+    delays = {"metrics_interval_s": 1, "look_back_period_s": 4, "upscale_delay_s": 1, "downscale_delay_s": 5}
+    # Of two answers.
+    target = application("target", target=settings_of(UNLIKE_TARGET) | {"kv_cache_memory": "256KiB"})
+    deployment = target["deployments"][0]
+    del deployment["num_replicas"]
+    deployment["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 2, "policy": policy, **delays}
+    coordinator = application("coordinator", coordinator={"draft": "none", "recent_tokens": 0})
+    config = write_config(folder / "serve.yaml", target, coordinator, application("gateway", port=8000))
+    with ending(nodes := [start_head(folder, num_cpus=4)]):
+        nodes[0].deploy(config, folder)
+        wait_until(lambda: ask("127.0.0.1:8000"), "a token")
+        figures = {"targets at first": float(len(processes("target")))}
+        one = Traffic("127.0.0.1:8000", num_streams=1)
+        try:
+            more = Traffic("127.0.0.1:8000")
+            try:
+                figures["two after s"] = wait_until(lambda: len(processes("target")) == 2, "a second target")
+            finally:
+                more.stop()
+            figures["one after s"] = wait_until(lambda: len(started_processes("target")) == 1, "a single target")
+        finally:
+            one.stop()
+    failures = one.failures + more.failures
+    print(*failures[:3], sep="\n", file=sys.stderr)
+    return {**figures, "answers": one.num_answers + more.num_answers, "failures": len(failures)}
+
+
+def secured(folder: Path) -> Figures:
+    """TLS between all, and to the gateway, with a certificate that names no address."""
+    tls_folder = folder / "tls"
+    files = Authority(tls_folder).issue("services", "subjectAltName=DNS:paceline").tls
+    arguments = {"tls": str(tls_folder), "tls_name": "paceline"}
+    config = write_config(
+        folder / "serve.yaml",
+        application("target", **arguments, target=settings_of(UNLIKE_TARGET)),
+        application("draft", **arguments, draft=settings_of(UNLIKE_DRAFT)),
+        application("coordinator", **arguments),
+        application("gateway", **arguments, port=8000),
+    )
+    tls = replace(files, server_name="paceline")
+    with ending(nodes := [start_head(folder, num_cpus=4)]):
+        nodes[0].deploy(config, folder)
+        wait_until(lambda: ask("127.0.0.1:8000", tls), "a token")
+        # They answer no one who speaks in the clear.
+        return {"services in the clear": services()}
+
+
+SCENARIOS = {"documented": documented, "chaos": chaos, "scaling": scaling, "secured": secured}
+
+
 def main() -> None:
-    scenario, folder = {"documented": documented, "chaos": chaos}[sys.argv[1]], Path(sys.argv[2])
+    scenario, folder = SCENARIOS[sys.argv[1]], Path(sys.argv[2])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     print(json.dumps({name: round(value, 2) for name, value in scenario(folder).items()}))
 

@@ -82,7 +82,7 @@ def started(ip: str, folder: Path, *flags: str) -> Node:
     return node
 
 
-def start_head(folder: Path) -> Node:
+def start_head(folder: Path, num_cpus: int = 0) -> Node:
     (folder / "gcs").mkdir(exist_ok=True)
     return started(
         "127.0.0.1",
@@ -91,7 +91,7 @@ def start_head(folder: Path) -> Node:
         "--port",
         GCS.rpartition(":")[2],
         "--num-cpus",
-        "0",
+        str(num_cpus),
         "--include-dashboard",
         "false",
     )
@@ -127,6 +127,11 @@ def write_config(path: Path, *applications: dict[str, Any]) -> Path:
 
 def processes(role: str) -> dict[str, int]:
     """Returns the services of a role that serve: pids by address."""
+    return {address: pid for address, pid in started_processes(role).items() if _is_up(role, address)}
+
+
+def started_processes(role: str) -> dict[str, int]:
+    """Returns also those that do not serve yet, or no longer."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -135,7 +140,7 @@ def processes(role: str) -> dict[str, int]:
             continue
         if words[1:3] == ["-m", MODULES[role]] and "--listen" in words:
             found[words[words.index("--listen") + 1]] = int(pid)
-    return {address: pid for address, pid in found.items() if _is_up(role, address)}
+    return found
 
 
 def _is_up(role: str, address: str) -> bool:

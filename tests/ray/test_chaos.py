@@ -46,5 +46,16 @@ def test_the_documented_command_serves_and_leaves_nothing_behind(tell: Tell) -> 
 def test_killed_processes_supervisors_nodes_and_heads_change_no_token_and_are_replaced(tell: Tell) -> None:
     figures = figures_of("chaos", tell)
     assert figures["failures"] == 0 < figures["answers"]
+    assert figures["process: another supervisor"] == 0
     # A target and a coordinator: else the node's end proves little.
     assert figures["node: roles there"] == 2
+
+
+def test_targets_come_and_go_with_what_answers_reserve_and_no_answer_notices(tell: Tell) -> None:
+    figures = figures_of("scaling", tell)
+    assert (figures["targets at first"], figures["failures"]) == (1, 0)
+    assert figures["answers"] > 0
+
+
+def test_services_speak_tls_by_a_certificates_name(tell: Tell) -> None:
+    assert figures_of("secured", tell)["services in the clear"] == 0

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline.errors import InvalidArgument
+
 schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: `make ray` installs it")
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "ray"
 
@@ -25,3 +27,32 @@ def test_manifests_name_applications_and_their_deployments(config: dict[str, Any
         build = getattr(app, each.import_path.removeprefix("paceline.ray.app:"))
         built = build(app.Arguments.model_validate(each.args))
         assert [deployment.name for deployment in each.deployments] == [built._bound_deployment.name]
+
+
+def test_a_setting_that_names_servers_replaces_the_directorys_list() -> None:
+    from paceline.ray import app
+
+    def followed(build: Any, **settings: Any) -> Any:
+        _, _, plans = build(app.Arguments.model_validate(settings))._bound_deployment.init_args
+        return plans[0].servers
+
+    assert followed(app.coordinator) == {"target": "target", "draft": "draft"}
+    assert followed(app.coordinator, coordinator={"draft": "none"}) == {"target": "target"}
+    assert followed(app.gateway, gateway={"coordinators": "10.0.0.1:50050"}) == {}
+
+
+def test_tls_reaches_every_service_and_its_supervisor() -> None:
+    from paceline.ray import app
+
+    args = app.Arguments(tls="/tls", tls_name="paceline")
+    for role in ("target", "draft", "coordinator", "gateway"):
+        _, _, (plan,) = getattr(app, role)(args)._bound_deployment.init_args
+        # The services' own names for it.
+        settings = {"tls_cert", "tls_key"} | (
+            {"tls_client_ca"}
+            if role in ("target", "draft")
+            else {f"servers_tls_{name}" for name in ("ca", "cert", "key", "name")}
+        )
+        assert (set(plan.settings), plan.tls.server_name) == (settings, "paceline")
+    with pytest.raises(InvalidArgument, match="give `tls` instead"):
+        app.gateway(app.Arguments(gateway={"tls_cert": "own.pem"}))

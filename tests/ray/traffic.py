@@ -20,7 +20,7 @@ def body_of(number: int) -> dict[str, Any]:
 
 
 class Traffic:
-    def __init__(self, gateway: str) -> None:
+    def __init__(self, gateway: str, num_streams: int = NUM_STREAMS) -> None:
         self._gateway = gateway
         self._expected = [self._answer(number) for number in range(NUM_REQUESTS)]
         assert len(set(self._expected)) == NUM_REQUESTS, "answers that can't be told apart"
@@ -28,7 +28,7 @@ class Traffic:
         # Longest pause of a stream since it was last asked.
         self._gap_s = 0.0
         self._is_over = False
-        self._threads = [threading.Thread(target=self._work, args=(first,)) for first in range(NUM_STREAMS)]
+        self._threads = [threading.Thread(target=self._work, args=(first,)) for first in range(num_streams)]
         for thread in self._threads:
             thread.start()
 
