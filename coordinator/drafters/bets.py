@@ -60,7 +60,7 @@ class ServerRecord:
 
     @property
     def own_load(self) -> float:
-        """Returns the share of the time that this coordinator's commands took."""
+        """Returns this coordinator's own share of the server's time, in [0, 1] or a little above."""
         return self._used_s / LOAD_S * math.exp((self._used_at_s - time.monotonic()) / LOAD_S)
 
 

@@ -15,7 +15,7 @@ from coordinator.drafters.bets import Bets
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
-from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes
+from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.place import DraftPlace, Place
 from coordinator.remote.pool import DraftPool, TargetPool
 from paceline.speculation import Drafter as DrafterName

@@ -13,7 +13,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import ModelDrafter
-from coordinator.remote.link import ForwardTimes
+from coordinator.remote.load import ForwardTimes
 from coordinator.remote.place import DraftPlace
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
-from coordinator.remote.link import ForwardTimes
+from coordinator.remote.load import ForwardTimes
 from coordinator.stats import Round
 
 # Weight of the newest observation; the first ones count alike.

@@ -7,15 +7,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
-from coordinator.remote.load import ServerLoad
+from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -121,30 +119,6 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
     if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
         return CacheError(failure.cache_length, str(error))
     return error
-
-
-class ForwardTimes:
-    """Seconds of a forward by its number of tokens: linear between the measured sizes and after the last."""
-
-    def __init__(self, points: Sequence[tuple[int, float]] = ()) -> None:
-        """`points`: (tokens, seconds), in order. Without two, every forward takes a millisecond, before any correction."""
-        self.is_measured = len(points) > 1
-        if not self.is_measured:
-            points = [(0, 1e-3), (1, 1e-3)]
-        # Prepared, for a round's plan asks dozens of times: where each part but the first begins, and of each part its
-        # beginning, seconds there, and slope.
-        self._sizes = [size for size, _ in points[1:-1]]
-        self._parts = [
-            (size, seconds, (next_seconds - seconds) / (next_size - size))
-            for (size, seconds), (next_size, next_seconds) in pairwise(points)
-        ]
-
-    def __call__(self, num_tokens: float) -> float:
-        size, seconds, slope = self._parts[bisect_left(self._sizes, num_tokens)]
-        return seconds + slope * (num_tokens - size) if num_tokens > size else seconds
-
-
-UNKNOWN_TIMES = ForwardTimes()
 
 
 class Link(Generic[Command, Answer]):

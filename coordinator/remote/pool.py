@@ -12,18 +12,17 @@ from functools import partial
 from typing import Any, Generic
 
 from coordinator.remote.link import (
-    UNKNOWN_TIMES,
     Answer,
     Card,
     Command,
     DraftAnswer,
     DraftCommand,
-    ForwardTimes,
     Link,
     LinkKind,
     TargetAnswer,
     TargetCommand,
 )
+from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.prefixes import KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS

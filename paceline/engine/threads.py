@@ -18,7 +18,7 @@ kernel_workers: Any = types.ExternalFunction("get_num_threads", types.intp())
 
 
 def core_ids() -> list[str]:
-    """Returns names of the cores that no other host's cores have."""
+    """Returns a name for each core, unique across hosts: HOST/CORE."""
     host = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return [f"{host}/{core}" for core in CORES]
 

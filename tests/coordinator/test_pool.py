@@ -10,8 +10,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from coordinator.remote.link import TARGET, ForwardTimes
-from coordinator.remote.load import ServerLoad
+from coordinator.remote.link import TARGET
+from coordinator.remote.load import ForwardTimes, ServerLoad
 from coordinator.remote.place import Place
 from coordinator.remote.pool import Member, TargetPool
 from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes

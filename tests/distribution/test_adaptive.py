@@ -19,7 +19,7 @@ from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
 from coordinator.policy.source import Source
-from coordinator.remote.link import ForwardTimes
+from coordinator.remote.load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from draft_server.drafter import ProposeSpec, Support

@@ -49,11 +49,11 @@ class LoadMeter:
 
     @property
     def slowdown(self) -> float:
-        """Returns the seconds of recent forwards, divided by those predicted; 0 if there were too few."""
+        """Returns the seconds of recent forwards as a multiple of those predicted; 0 if there were too few."""
         return self._slowdown if self._clock() - self._last_s < KNOWN_FOR_S else 0.0
 
     def busy(self, running_s: float) -> float:
-        """Returns the share of the last window in which the model computed. `running_s`: of the step that runs."""
+        """Returns the share of the last window that the model computed. `running_s`: seconds of the step in progress."""
         elapsed_s, computed_s = self._clock() - self._began_s, self._computed_s + running_s
         if elapsed_s >= WINDOW_S:
             self._busy = min(1.0, max(0.0, computed_s - self._computed_before_s) / elapsed_s)

@@ -14,7 +14,8 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_or
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import DRAFT, ForwardTimes
+from coordinator.remote.link import DRAFT
+from coordinator.remote.load import ForwardTimes
 from coordinator.remote.pool import Pool
 from paceline.errors import InvalidArgument
 from paceline.rpc.members import Members

@@ -12,7 +12,7 @@ from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
 from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy
 from coordinator.policy.costs import CostModel, DraftForwards
 from coordinator.policy.experience import Confidence, Experience
-from coordinator.remote.link import ForwardTimes
+from coordinator.remote.load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds

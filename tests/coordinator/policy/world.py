@@ -12,7 +12,7 @@ from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
-from coordinator.remote.link import ForwardTimes
+from coordinator.remote.load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
