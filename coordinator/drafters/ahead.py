@@ -63,6 +63,11 @@ def may_draft_ahead(request: Request) -> bool:
     return speculation.lenience == 1 and speculation.resolved_draft_mode(request.sampling) is not DraftMode.SAMPLED
 
 
+def has_own_device(draft: DraftLink, targets: TargetPool) -> bool:
+    """Returns whether no target may share the draft server's device."""
+    return not any(draft.may_share_device(each.link) for each in targets.members)
+
+
 class AheadDrafter(RemoteDrafter):
     """Serves requests that `may_draft_ahead`."""
 
@@ -122,7 +127,7 @@ class AheadDrafter(RemoteDrafter):
         super().release()
 
     async def _collect(self, bet: Bet, length: int, num_draft_tokens: int) -> Proposal:
-        """Returns the tokens of a bet that is won, once they are there; none if it is lost."""
+        """Waits for a bet's tokens and returns them if it is won; else an empty proposal."""
         if not self._sequence.length:
             # The server lost it, or is no longer this generation's.
             return Proposal()
@@ -197,11 +202,11 @@ class AheadDrafter(RemoteDrafter):
         link = self._place.link
         if self._compared is not link:
             self._compared = link
-            self._is_apart = not any(link.may_share_device(each.link) for each in self._targets.members)
+            self._is_apart = has_own_device(link, self._targets)
         return self._is_apart
 
     def _steps(self, num_tail_tokens: int, num_drafts: int) -> tuple[int, int]:
-        """Returns how many forwards draft so many tokens, and the tokens in each but the first."""
+        """Returns the number of forwards that draft `num_drafts` tokens, and the tokens in each forward after the first."""
         return (num_drafts, 1) if self.num_at_once == 1 else (1, num_tail_tokens + num_drafts - 1)
 
     def _forwards_s(self, num_tail_tokens: int, num_drafts: int) -> float:

@@ -2,7 +2,7 @@
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
-from coordinator.drafters.ahead import AheadDrafter, may_draft_ahead
+from coordinator.drafters.ahead import AheadDrafter, has_own_device, may_draft_ahead
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.remote_drafter import RemoteDrafter
@@ -32,9 +32,10 @@ class StandbyDrafter(Drafter):
 
 
 def make_model(resources: Resources, request: Request, place: DraftPlace) -> RemoteDrafter:
-    deadline = resources.deadlines[place.model]
-    if resources.targets is not None and may_draft_ahead(request):
-        return AheadDrafter(place, request, deadline, resources.targets, resources.bets)
+    deadline, targets = resources.deadlines[place.model], resources.targets
+    # Asked here too, for it costs each round a little even while it makes no bets.
+    if targets is not None and may_draft_ahead(request) and has_own_device(place.link, targets):
+        return AheadDrafter(place, request, deadline, targets, resources.bets)
     return RemoteDrafter(place, request, deadline)
 
 

@@ -413,3 +413,5 @@ async def test_the_factory_makes_it_for_requests_that_it_fits(tmp_path: Path) ->
         drawn = replace(request, sampling=DRAWN, speculation=SpeculationParams(rule=Rule.REJECTION))
         assert not isinstance(make_model(resources, drawn, place), AheadDrafter)
         assert not isinstance(make_model(replace(resources, targets=None), request, place), AheadDrafter)
+        shared = SimpleNamespace(members=[SimpleNamespace(link=found.link)])
+        assert not isinstance(make_model(replace(resources, targets=shared), request, place), AheadDrafter)
