@@ -4,8 +4,8 @@ python -m benchmarks.ahead [--tokens 300] [--turns 3]
 
 The model servers are fakes that sleep: the target V for a forward, the draft server a step for each of k drafts, or for all
 of them. A draft is right with probability alpha, by its position alone, so all runs have the same rounds. The coordinators are
-real; one is told that both servers share a device, and never drafts ahead. They take turns, and medians are told, with the
-speed-up that follows from
+real; one is told that both servers share a device, and never drafts ahead, another that others keep the draft server busy. They
+take turns, and medians are told, with the speed-up that follows from
 
     (V + r + D) / (V + r + (1 - h) D + h max(0, D' - V))        h = alpha^(k + 1)
 
@@ -24,15 +24,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.coordinator import VOCAB_SIZE, InstantServer
+from benchmarks.coordinator import VOCAB_SIZE, InstantServer, serve_until_signal
 from paceline.client import AsyncClient
-from paceline.rpc.server import Server, run, wait_for_signal
+from paceline.rpc.server import run
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.services import running, start_service
 
-WAYS = ("in turns", "ahead")
+# The draft server's device, and how busy others keep it.
+WAYS = {"in turns": ("one", 0.0), "ahead": ("another", 0.0), "busy": ("another", 1.0)}
 PLAIN = "plain"
 
 
@@ -75,9 +76,9 @@ def token_at(position: int) -> int:
 class SleepingServer(InstantServer):
     """Answers after as long as a model would take. A Truncate to its start drops a draft after the step that runs."""
 
-    def __init__(self, case: Case, device_id: str, *parts: Any) -> None:
+    def __init__(self, case: Case, device_id: str, busy: float, *parts: Any) -> None:
         super().__init__(*parts)
-        self._case, self._device_id = case, device_id
+        self._case, self._device_id, self._busy = case, device_id, busy
         # When the step that runs ends.
         self._free_s = 0.0
 
@@ -94,8 +95,8 @@ class SleepingServer(InstantServer):
 
     async def _beat(self, responses: asyncio.Queue[Any]) -> None:
         while True:
+            responses.put_nowait(self._response_class(load=model_pb2.Load(busy=self._busy)))
             await asyncio.sleep(1.0)
-            responses.put_nowait(self._response_class())
 
     async def _read(self, requests: AsyncIterator[Any], responses: asyncio.Queue[Any]) -> None:
         start, job = 0, asyncio.create_task(asyncio.sleep(0))
@@ -156,21 +157,12 @@ class SleepingServer(InstantServer):
 def serve_fakes(folder: str, case: Case, files: dict[str, bytes]) -> None:
     """Serves a target and a draft for each way until SIGTERM."""
 
-    async def serve() -> None:
-        servers = []
-        kinds = [(target_pb2, "Target", "target", "one")]
-        kinds += [(draft_pb2, "Draft", way, device) for way, device in zip(WAYS, ("one", "another"), strict=True)]
-        for module, service, name, device in kinds:
-            server = Server(f"unix:{folder}/{name}.sock")
-            servicer = SleepingServer(case, device, module, service, files, multiprocessing.Value("q", 0))
-            server.add_service(module.DESCRIPTOR.services_by_name[service], servicer)
-            await server.start()
-            servers.append(server)
-        await wait_for_signal()
-        for server in servers:
-            await server.stop(0)
+    def fake(module: Any, service: str, device_id: str, busy: float = 0.0) -> SleepingServer:
+        return SleepingServer(case, device_id, busy, module, service, files, multiprocessing.Value("q", 0))
 
-    run(serve)
+    fakes: dict[str, InstantServer] = {"target": fake(target_pb2, "Target", "one")}
+    fakes |= {way: fake(draft_pb2, "Draft", *server) for way, server in WAYS.items()}
+    run(lambda: serve_until_signal(folder, fakes))
 
 
 async def measure(address: str, num_drafts: int, tokens: int) -> tuple[float, float, list[int]]:
@@ -198,16 +190,17 @@ async def compare(case: Case, files: dict[str, bytes], tokens: int, turns: int) 
             await measure(address, case.num_drafts, tokens=50)
         found: dict[str, list[tuple[float, float, list[int]]]] = {way: [] for way in (PLAIN, *WAYS)}
         for _ in range(turns):
-            found[PLAIN].append(await measure(fronts[WAYS[0]].address, 0, tokens))
+            found[PLAIN].append(await measure(fronts["in turns"].address, 0, tokens))
             for way, front in fronts.items():
                 found[way].append(await measure(front.address, case.num_drafts, tokens))
         _, *speeds = (median(each[0] for each in of_way) for of_way in found.values())
-        plain_s, in_turns_s, _ = (median(each[1] for each in of_way) for of_way in found.values())
+        plain_s, in_turns_s, *_ = (median(each[1] for each in of_way) for of_way in found.values())
         same = len({tuple(each[2]) for of_way in found.values() for each in of_way}) == 1
         print(
             f"{case}: {speeds[0]:.1f} -> {speeds[1]:.1f} tokens/s, {speeds[1] / speeds[0]:.3f} x, by the formula "
             f"{case.speed_up(plain_s, in_turns_s):.3f} x (r {(plain_s - case.verify_s) * 1e3:.1f} ms, "
-            f"D {(in_turns_s - plain_s) * 1e3:.1f} ms), {'the same' if same else 'OTHER'} tokens",
+            f"D {(in_turns_s - plain_s) * 1e3:.1f} ms), {speeds[2] / speeds[0]:.3f} x if busy, "
+            f"{'the same' if same else 'OTHER'} tokens",
             flush=True,
         )
 

@@ -12,7 +12,7 @@ import asyncio
 import multiprocessing
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -34,6 +34,7 @@ class InstantServer:
     """Answers every command with tokens of one kind; counts messages."""
 
     def __init__(self, module: Any, service: str, files: dict[str, bytes], messages: Any) -> None:
+        self.service = module.DESCRIPTOR.services_by_name[service]
         self._response_class = getattr(module, f"{service}Response")
         self._files = files
         self._messages = messages
@@ -79,22 +80,22 @@ class InstantServer:
 
 def serve_fakes(folder: str, num_targets: int, files: dict[str, bytes], messages: Any) -> None:
     """Serves a draft and the targets until SIGTERM, in a process that the coordinator's figures exclude."""
+    fakes = {"draft": InstantServer(draft_pb2, "Draft", files, messages)}
+    for number in range(num_targets):
+        fakes[f"target-{number}"] = InstantServer(target_pb2, "Target", files, messages)
+    run(lambda: serve_until_signal(folder, fakes))
 
-    async def serve() -> None:
-        servers = []
-        kinds = [(draft_pb2, "Draft", "draft")]
-        kinds += [(target_pb2, "Target", f"target-{number}") for number in range(num_targets)]
-        for module, service, name in kinds:
-            server = Server(f"unix:{folder}/{name}.sock")
-            servicer = InstantServer(module, service, files, messages)
-            server.add_service(module.DESCRIPTOR.services_by_name[service], servicer)
-            await server.start()
-            servers.append(server)
-        await wait_for_signal()
-        for server in servers:
-            await server.stop(0)
 
-    run(serve)
+async def serve_until_signal(folder: str, fakes: Mapping[str, InstantServer]) -> None:
+    servers = []
+    for name, fake in fakes.items():
+        server = Server(f"unix:{folder}/{name}.sock")
+        server.add_service(fake.service, fake)
+        await server.start()
+        servers.append(server)
+    await wait_for_signal()
+    for server in servers:
+        await server.stop(0)
 
 
 def cpu_s(pid: int) -> float:
