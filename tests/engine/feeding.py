@@ -21,7 +21,7 @@ def load_part(
     """A model's first layers, and the first words of one with tied embeddings; None: all."""
     loaded = load_model(name, dtype)
     config = loaded.config
-    config = replace(config, num_layers=num_layers or config.num_layers, vocab_size=num_words or config.vocab_size)
+    config = replace(config, layers=config.layers[:num_layers], vocab_size=num_words or config.vocab_size)
     tensors = {
         key: tensor
         for key, tensor in loaded.tensors.items()

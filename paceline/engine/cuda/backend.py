@@ -77,6 +77,8 @@ def build_on(
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
+    if any(spec.window for spec in loaded.config.layers):
+        raise ConfigError("sliding_window is set; on a GPU all tokens must see all before them")
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
     graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     quantization = "int8" if config.quantization == "auto" and not role.batch_invariant else config.quantization

@@ -1,23 +1,20 @@
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.engine.models.architectures import ACTIVATIONS, ARCHITECTURES, Architecture, LayerSpec, Scales
 from paceline.errors import ConfigError
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-# Names of x * sigmoid(x), the activation that the kernels have.
-ACTIVATIONS = ("silu", "swish")
 # The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
 UNKNOWN_LOGIT = -1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a Llama-like decoder."""
+    """Shape of a decoder, and what its layers compute."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -25,45 +22,52 @@ class ModelConfig:
     tied_embeddings: bool
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    architecture: Architecture
+    layers: tuple[LayerSpec, ...]
+    scales: Scales
+    # See ACTIVATIONS.
+    activation: tuple[float, float]
     # The config of transformers. `rope` reads the rotary frequencies from it.
     source: Any
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
         """Reads a transformers config. Raises ConfigError for an unsupported architecture, activation or head_dim."""
-        if config.model_type not in SUPPORTED_ARCHITECTURES:
+        if (architecture := ARCHITECTURES.get(config.model_type)) is None:
             raise ConfigError(
-                f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+                f"model type {config.model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
             )
-        # The config of a GGUF file has none: its architectures have one activation each.
-        if (activation := getattr(config, "hidden_act", ACTIVATIONS[0])) not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act is {activation!r}; it must be {' or '.join(ACTIVATIONS)}")
+        field = "hidden_activation" if hasattr(config, "hidden_activation") else "hidden_act"
+        # The config of a GGUF file has none if it is the usual one.
+        if (activation := getattr(config, field, "silu")) not in ACTIVATIONS:
+            raise ConfigError(f"{field} is {activation!r}; it must be {', '.join(ACTIVATIONS)}")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if head_dim % 4:
             # The kernels take four features at a time, and do not check bounds.
             raise ConfigError(f"head_dim is {head_dim}; it must be a multiple of 4")
-        max_len = config.max_position_embeddings
-        uses_window = getattr(config, "use_sliding_window", config.model_type == "mistral")
-        window = getattr(config, "sliding_window", None)
-        if uses_window and window:
-            # Up to the window's length, windowed attention equals full attention.
-            max_len = min(max_len, window)
         eos = config.eos_token_id
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
         return cls(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
             norm_eps=config.rms_norm_eps,
             tied_embeddings=config.tie_word_embeddings,
-            max_model_len=max_len,
+            max_model_len=config.max_position_embeddings,
             eos_token_ids=eos_ids,
+            architecture=architecture,
+            layers=architecture.layers(config),
+            scales=architecture.scales(config),
+            activation=ACTIVATIONS[activation],
             source=config,
         )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values that one token adds to the cache."""

@@ -6,8 +6,11 @@ token id vocab_size + j, follows the last known token at distance j + 1, and its
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from paceline.engine.arrays import Array
+from paceline.engine.models.architectures import HeadNorm
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.errors import ConfigError
@@ -36,14 +39,20 @@ _FREE = (HEAD_IDS, MASK_VECTORS, "lm_head.weight")
 _UNUSED = "rotary_emb.inv_freq"
 
 
-def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
+def fused(tensors: Tensors, prefix: str, *names: str, order: Array | None = None) -> tuple[Weight, torch.Tensor | None]:
     """Pops and concatenates projections: [sum of out_features, in_features] and [sum of out_features] or None.
 
-    Quantized parts become tensors if other parts are tensors.
+    Quantized parts become tensors if other parts are tensors. `order`: see `rope.rotary_order`.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
     bias = torch.cat([bias for bias in biases if isinstance(bias, torch.Tensor)]) if biases[0] is not None else None
+    if order is not None:
+        starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        parts = [
+            part[order[start:end] - start] for part, start, end in zip(parts, starts[:-1], starts[1:], strict=True)
+        ]
+        bias = None if bias is None else bias[order]
     plain = [part for part in parts if isinstance(part, torch.Tensor)]
     if not plain:
         return tuple(parts), bias
@@ -78,18 +87,26 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner, architecture = config.hidden_size, config.intermediate_size, config.architecture
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:
         expected["lm_head.weight"] = (config.vocab_size, hidden)
-    in_a_layer = {
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
-        "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    rows = {
+        "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key,
+        "self_attn.qkv_proj": query + 2 * key,
+        "mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.gate_up_proj": 2 * inner,
     }  # fmt: skip
-    if config.source.model_type == "qwen3":
-        in_a_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
+    in_a_layer: dict[str, tuple[int, ...]] = {
+        name: (rows[name], hidden) for name in (*architecture.qkv, *architecture.gate_up)
+    }
+    in_a_layer |= {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
+    in_a_layer |= dict.fromkeys(architecture.norms.names, (hidden,))
+    heads = {
+        HeadNorm.NONE: {},
+        HeadNorm.EACH: {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)},
+        HeadNorm.TOGETHER: {"self_attn.q_norm": (query,), "self_attn.k_norm": (key,)},
+    }
+    in_a_layer |= heads[architecture.head_norm]
     return expected | {
         f"model.layers.{i}.{name}.weight": shape for i in range(config.num_layers) for name, shape in in_a_layer.items()
     }
@@ -107,7 +124,7 @@ def _together(config: ModelConfig) -> list[list[str]]:
     return [
         [f"model.layers.{i}.{name}.bias" for name in names]
         for i in range(config.num_layers)
-        for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+        for names in (config.architecture.qkv, config.architecture.gate_up)
     ]
 
 
