@@ -1,6 +1,6 @@
 """The supported architectures: what a model type has that its config does not say.
 
-To add one, add an entry to ARCHITECTURES.
+To add one, add an entry to ARCHITECTURES; GGUF files need one in `gguf/architectures.py` too.
 """
 
 from collections.abc import Callable
@@ -93,6 +93,34 @@ def _by_type(config: Any) -> tuple[LayerSpec, ...]:
     )
 
 
+def _gemma(config: Any) -> Scales:
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ConfigError("use_bidirectional_attention is True; it must be False: a token sees those before it")
+    return Scales(
+        score=config.query_pre_attn_scalar**-0.5,
+        embedding=config.hidden_size**0.5,
+        # Only Gemma 2 has caps.
+        score_cap=(config.attn_logit_softcapping if config.model_type == "gemma2" else None) or 0.0,
+        logit_cap=config.final_logit_softcapping or 0.0,
+    )
+
+
+def _granite(config: Any) -> Scales:
+    return Scales(
+        score=config.attention_multiplier,
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logit=1 / config.logits_scaling,
+    )
+
+
+def _ministral3(config: Any) -> Scales:
+    parameters = config.rope_parameters
+    if (growth := parameters.get("llama_4_scaling_beta")) is None:
+        return Scales()
+    return Scales(growth=growth, growth_every=parameters["original_max_position_embeddings"])
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     norms: Norms = Norms()
@@ -108,10 +136,24 @@ class Architecture:
     scales: Callable[[Any], Scales] = lambda _: Scales()
 
 
+_BEFORE_AND_AFTER = Norms(
+    output="post_attention_layernorm", mlp="pre_feedforward_layernorm", down="post_feedforward_layernorm"
+)
+_AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+
 # By `model_type` of transformers.
 ARCHITECTURES = {
     "llama": Architecture(layers=_all_alike),
     "mistral": Architecture(),
+    "ministral": Architecture(),
+    "ministral3": Architecture(scales=_ministral3),
     "qwen2": Architecture(),
     "qwen3": Architecture(head_norm=HeadNorm.EACH),
+    "smollm3": Architecture(),
+    "phi3": Architecture(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), rotates_partly=True),
+    "granite": Architecture(layers=_all_alike, scales=_granite),
+    "gemma2": Architecture(_BEFORE_AND_AFTER, norm_offset=1.0, scales=_gemma),
+    "gemma3_text": Architecture(_BEFORE_AND_AFTER, norm_offset=1.0, head_norm=HeadNorm.EACH, scales=_gemma),
+    "olmo2": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER, layers=_all_alike),
+    "olmo3": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER),
 }

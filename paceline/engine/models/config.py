@@ -56,7 +56,7 @@ class ModelConfig:
             head_dim=head_dim,
             norm_eps=config.rms_norm_eps,
             tied_embeddings=config.tie_word_embeddings,
-            max_model_len=config.max_position_embeddings,
+            max_model_len=_longest(config),
             eos_token_ids=eos_ids,
             architecture=architecture,
             layers=architecture.layers(config),
@@ -72,3 +72,11 @@ class ModelConfig:
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values that one token adds to the cache."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+def _longest(config: Any) -> int:
+    """Returns the length up to which the rotary frequencies stay the same: longrope has others for longer sequences."""
+    parameters, longest = config.rope_parameters, config.max_position_embeddings
+    if parameters.get("rope_type") == "longrope" and parameters["short_factor"] != parameters["long_factor"]:
+        longest = min(longest, parameters["original_max_position_embeddings"])
+    return int(longest)

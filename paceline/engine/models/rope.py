@@ -11,6 +11,9 @@ from paceline.engine.arrays import Array
 from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
+# Types of `rope_parameters` that transformers has frequencies for; longrope's are the short ones (see ModelConfig).
+SCALINGS = ("llama3", "linear", "yarn", "longrope")
+
 
 def rope_tables(config: ModelConfig, max_len: int, rope: str | None = "") -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cosines and sines, each [max_len, head_dim] float32. The first half of the sines is negated.
@@ -25,11 +28,11 @@ def rope_tables(config: ModelConfig, max_len: int, rope: str | None = "") -> tup
     if kind == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         frequencies, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
-    elif kind in ("llama3", "linear", "yarn") or _has_one_scale(parameters):
+    elif kind in SCALINGS:
         by_type = {"layer_type": rope} if rope else {}
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config.source, torch.device("cpu"), **by_type)
     else:
-        raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
+        raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, {', '.join(SCALINGS)}")
     if 2 * len(frequencies) != width:
         # The kernels do not check bounds.
         raise ConfigError(
@@ -74,8 +77,3 @@ def _rotated_features(config: ModelConfig, parameters: dict[str, Any]) -> int:
     if part != 1 and not config.architecture.rotates_partly:
         raise ConfigError(f"partial_rotary_factor is {part!r}; it must be 1, all features of a head")
     return int(config.head_dim * part)
-
-
-def _has_one_scale(parameters: dict[str, Any]) -> bool:
-    """Whether the same factors apply at every length, as GGUF files express Llama 3.1's scaling."""
-    return parameters["rope_type"] == "longrope" and parameters["short_factor"] == parameters["long_factor"]
