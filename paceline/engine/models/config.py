@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.engine.models.architectures import ACTIVATIONS, ARCHITECTURES, Architecture, LayerSpec, Scales
+from paceline.engine.models.architectures import ACTIVATIONS, ARCHITECTURES, Architecture, HeadNorm, LayerSpec, Scales
 from paceline.errors import ConfigError
 
 # The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
@@ -80,3 +80,42 @@ def _longest(config: Any) -> int:
     if parameters.get("rope_type") == "longrope" and parameters["short_factor"] != parameters["long_factor"]:
         longest = min(longest, parameters["original_max_position_embeddings"])
     return int(longest)
+
+
+def needed_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor that a model of this config must have, by Hugging Face's name."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner, architecture = config.hidden_size, config.intermediate_size, config.architecture
+    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    if not config.tied_embeddings:
+        expected["lm_head.weight"] = (config.vocab_size, hidden)
+    rows = {
+        "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key,
+        "self_attn.qkv_proj": query + 2 * key,
+        "mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.gate_up_proj": 2 * inner,
+    }  # fmt: skip
+    in_a_layer: dict[str, tuple[int, ...]] = {
+        name: (rows[name], hidden) for name in (*architecture.qkv, *architecture.gate_up)
+    }
+    in_a_layer |= {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
+    in_a_layer |= dict.fromkeys(architecture.norms.names, (hidden,))
+    heads = {
+        HeadNorm.NONE: {},
+        HeadNorm.EACH: {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)},
+        HeadNorm.TOGETHER: {"self_attn.q_norm": (query,), "self_attn.k_norm": (key,)},
+    }
+    in_a_layer |= heads[architecture.head_norm]
+    return expected | {
+        f"model.layers.{i}.{name}.weight": shape for i in range(config.num_layers) for name, shape in in_a_layer.items()
+    }
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns those shapes, and the shapes of biases, which are optional."""
+    shapes = needed_shapes(config)
+    biases = {
+        name.removesuffix("weight") + "bias": shape[:1]
+        for name, shape in shapes.items()
+        if name.endswith("_proj.weight")
+    }
+    return shapes | biases

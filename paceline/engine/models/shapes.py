@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.models.architectures import HeadNorm
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.config import ModelConfig, expected_shapes, needed_shapes
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.errors import ConfigError
 
@@ -65,7 +64,7 @@ def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Te
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
     """Raises ConfigError, naming the tensor, if one is missing, unexpected, or has a wrong shape."""
-    needed, optional = _needed(config), _optional(config)
+    needed, expected = needed_shapes(config), expected_shapes(config)
     if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
         raise _mismatch(f"{extra} is there, the config says {config.num_layers} layers")
     for name in needed:
@@ -75,7 +74,6 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         there = [name in tensors for name in names]
         if any(there) and not all(there):
             raise _mismatch(f"{names[there.index(True)]} is there, {names[there.index(False)]} is missing")
-    expected = needed | optional
     for name, tensor in tensors.items():
         shape = expected.get(name)
         if shape is not None and tuple(tensor.shape) != shape:
@@ -83,41 +81,6 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         if shape is None and name not in _FREE and not name.endswith(_UNUSED):
             raise _mismatch(f"{name} is not part of a supported {config.source.model_type} model")
     _check_free(config, tensors)
-
-
-def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner, architecture = config.hidden_size, config.intermediate_size, config.architecture
-    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        expected["lm_head.weight"] = (config.vocab_size, hidden)
-    rows = {
-        "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key,
-        "self_attn.qkv_proj": query + 2 * key,
-        "mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.gate_up_proj": 2 * inner,
-    }  # fmt: skip
-    in_a_layer: dict[str, tuple[int, ...]] = {
-        name: (rows[name], hidden) for name in (*architecture.qkv, *architecture.gate_up)
-    }
-    in_a_layer |= {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
-    in_a_layer |= dict.fromkeys(architecture.norms.names, (hidden,))
-    heads = {
-        HeadNorm.NONE: {},
-        HeadNorm.EACH: {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)},
-        HeadNorm.TOGETHER: {"self_attn.q_norm": (query,), "self_attn.k_norm": (key,)},
-    }
-    in_a_layer |= heads[architecture.head_norm]
-    return expected | {
-        f"model.layers.{i}.{name}.weight": shape for i in range(config.num_layers) for name, shape in in_a_layer.items()
-    }
-
-
-def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return {
-        name.removesuffix("weight") + "bias": shape[:1]
-        for name, shape in _needed(config).items()
-        if name.endswith("_proj.weight")
-    }
 
 
 def _together(config: ModelConfig) -> list[list[str]]:

@@ -35,6 +35,11 @@ class FileTensor:
         rows = order if self.row_order is None else self.row_order[order]
         return replace(self, shape=(len(order), *self.shape[1:]), row_order=rows)
 
+    def less(self, offset: float) -> "FileTensor":
+        """Returns a vector's numbers less the offset, in memory."""
+        values = self.dequantised() - np.float32(offset)
+        return FileTensor(GGMLQuantizationType.F32, self.shape, values.view(np.uint8)[None])
+
     def dequantised(self) -> Array:
         """Returns all of it, in our order of rows: `shape` float32."""
         values = _numbers(self.data, self.format).reshape(self.shape)
