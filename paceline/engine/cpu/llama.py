@@ -33,7 +33,7 @@ from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.architectures import LayerSpec
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.rope import query_scales, rope_tables, rotary_order
+from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight, as_tensor, check_shapes, fused
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
@@ -59,7 +59,7 @@ class Ropes:
         for rope in {spec.rope for spec in config.layers}:
             cos, sin = rope_tables(config, max_len, rope)
             tables[rope] = cos.numpy(), sin.numpy()
-        return cls(tables, query_scales(config, max_len).numpy())
+        return cls(tables, np.float32(config.score_scale) * query_growth(config, max_len).numpy())
 
 
 class CpuLayer:

@@ -18,7 +18,6 @@ from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
 # Graphs are captured for contexts up to this many tokens.
@@ -78,12 +77,6 @@ def build_on(
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
-    if (kind := loaded.config.source.model_type) not in ARCHITECTURES or any(
-        spec.window for spec in loaded.config.layers
-    ):
-        raise ConfigError(
-            f"model type {kind!r} is not supported on a GPU; supported, without sliding_window: {', '.join(ARCHITECTURES)}"
-        )
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
     graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     quantization = "int8" if config.quantization == "auto" and not role.batch_invariant else config.quantization

@@ -45,12 +45,10 @@ def rope_tables(config: ModelConfig, max_len: int, rope: str | None = "") -> tup
     return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
 
 
-def query_scales(config: ModelConfig, max_len: int) -> torch.Tensor:
-    """Returns the factor of rotated queries at each position: [max_len] float32."""
-    scales = config.scales
-    scale = config.head_dim**-0.5 if scales.score is None else scales.score
-    turns = torch.arange(max_len) // scales.growth_every
-    return scale * (1 + scales.growth * torch.log1p(turns.float()))
+def query_growth(config: ModelConfig, max_len: int) -> torch.Tensor:
+    """Returns the factor of rotated queries at each position, besides `score_scale`: [max_len] float32."""
+    turns = torch.arange(max_len) // config.scales.growth_every
+    return 1 + config.scales.growth * torch.log1p(turns.float())
 
 
 def rotary_order(config: ModelConfig) -> Array | None:

@@ -77,12 +77,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 TOKENS = torch.randint(VOCAB_SIZE, (2 * LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
+def write_random(config: PreTrainedConfig, folder: Path) -> None:
+    random_model(config).save_pretrained(folder)
+    for file, data in dummy_tokenizer_files(VOCAB_SIZE).items():
+        (folder / file).write_bytes(data)
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    random_model(CONFIGS[request.param]).save_pretrained(folder)
-    for file, data in dummy_tokenizer_files(VOCAB_SIZE).items():
-        (folder / file).write_bytes(data)
+    write_random(CONFIGS[request.param], folder)
     return folder
 
 
