@@ -19,6 +19,8 @@ from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 
 ALL = 0
+# Fields of a config with an entry for each layer.
+BY_LAYER = ("layer_types", "no_rope_layers")
 
 
 def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
@@ -41,6 +43,19 @@ def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
     return [*range(num_layers - last), *range(num_model_layers - last, num_model_layers)]
 
 
+def require_trainable(beginning: LoadedModel, num_masks: int) -> None:
+    """Raises ConfigError if training would compute something else than the engine."""
+    scales = beginning.config.scales
+    if scales.logit_cap:
+        raise ConfigError(
+            f"begin_with {beginning.name!r}: its final_logit_softcapping is {scales.logit_cap}; the loss can't cap logits"
+        )
+    if num_masks and (scales.embedding != 1 or any(spec.window for spec in beginning.config.layers)):
+        raise ConfigError(
+            f"masks is {num_masks}; it must be 0, because begin_with {beginning.name!r} scales embeddings or has windows"
+        )
+
+
 def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
     """Returns the model that lends embedding and head: the target, or `beginning` if its width differs.
 
@@ -60,7 +75,11 @@ def make_backbone(
     `source`: a Hugging Face config; `tensors`: by Hugging Face names; `num_masks`: to learn (see `batches`).
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
-    config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
+    fields = {**source.to_dict(), "num_hidden_layers": num_layers}
+    for name in BY_LAYER:
+        if fields.get(name):
+            fields[name] = [fields[name][layer] for layer in layers]
+    config = AutoConfig.for_model(**fields)
     backbone: PreTrainedModel = AutoModel.from_config(config, attn_implementation="sdpa").float()
     state = {}
     for name in backbone.state_dict():

@@ -22,7 +22,14 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective
 from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
-from paceline.distillation.draft import chosen_layers, frequent_ids, lender_of, make_backbone, save_draft
+from paceline.distillation.draft import (
+    chosen_layers,
+    frequent_ids,
+    lender_of,
+    make_backbone,
+    require_trainable,
+    save_draft,
+)
 from paceline.distillation.loss import Agreement, FrozenHead, HeadIndex
 from paceline.distillation.questions import Questions, read_openings
 from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
@@ -176,9 +183,10 @@ class Distillation:
     _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if `beginning` does not fit the target or has too few layers."""
+        """Raises ConfigError if `beginning` does not fit the target, has too few layers or can't be trained."""
         self._lender = lender_of(self.target, self.beginning)
         chosen_layers(self.config.num_layers, self.beginning.config.num_layers)
+        require_trainable(self.beginning, self.config.num_masks)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
@@ -247,9 +255,12 @@ class Distillation:
             self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
         ).to(config.device)
         name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
-        head = tensors[name].to(torch.bfloat16)[torch.from_numpy(head_ids)]
+        # The draft's norm will have the factor of its logits.
+        head = tensors[name][torch.from_numpy(head_ids)] * self.beginning.config.scales.logit
         objective = self._objective(HeadIndex(head_ids, self.target.config.vocab_size))
-        return Trainer(backbone, FrozenHead(head.to(config.device)), objective, config.plan, config.device)
+        return Trainer(
+            backbone, FrozenHead(head.to(config.device, torch.bfloat16)), objective, config.plan, config.device
+        )
 
     def evaluate(
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]

@@ -16,18 +16,19 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def load_part(
-    name: str, dtype: torch.dtype, num_layers: int | None = None, num_words: int | None = None
+    name: str, dtype: torch.dtype, num_layers: int | None = None, num_words: int | None = None, in_place: bool = False
 ) -> tuple[ModelConfig, Tensors]:
     """A model's first layers, and the first words of one with tied embeddings; None: all."""
-    loaded = load_model(name, dtype)
+    loaded = load_model(name, dtype, in_place=in_place)
     config = loaded.config
-    config = replace(config, num_layers=num_layers or config.num_layers, vocab_size=num_words or config.vocab_size)
+    config = replace(config, layers=config.layers[:num_layers], vocab_size=num_words or config.vocab_size)
     tensors = {
         key: tensor
         for key, tensor in loaded.tensors.items()
         if not key.startswith("model.layers.") or int(key.split(".")[2]) < config.num_layers
     }
-    tensors[EMBEDDINGS] = tensors[EMBEDDINGS][: config.vocab_size]
+    if num_words:
+        tensors[EMBEDDINGS] = tensors[EMBEDDINGS][:num_words]
     return config, tensors
 
 
@@ -39,9 +40,11 @@ def load_llama(
     num_layers: int | None = None,
     num_words: int | None = None,
     cache: str | None = None,
+    in_place: bool = False,
 ) -> CpuLlama:
-    """A model as the engine builds it, by folder or name. `num_layers`, `num_words`: see `load_part`; `cache`: its dtype."""
-    config, tensors = load_part(name, dtype, num_layers, num_words)
+    """A model as the engine builds it, by folder or name. `num_layers`, `num_words`: see `load_part`; `cache`: its dtype;
+    `in_place`: see `load_model`."""
+    config, tensors = load_part(name, dtype, num_layers, num_words, in_place)
     cache_dtype = None if cache is None else CACHE_DTYPES[cache]
     return CpuLlama(
         config,

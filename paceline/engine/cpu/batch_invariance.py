@@ -21,21 +21,25 @@ SPLITS = (1, 5, 17, 40, 100)
 # At least this many of the last rows, or one part of them.
 NUM_REPEATED = 16
 NUM_ROWS = 200
-# The layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
+# A layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
 # the fourth block.
 NUM_BLOCKS = 9
 
 
 @torch.inference_mode()
 def check_batch_invariance(model: CpuLlama, block_size: int) -> BatchCheck:
-    """Runs the first layer and the head on random rows, together and in parts."""
+    """Runs one layer of each kind, and the head, on random rows, together and in parts."""
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
     # Uniform: normally distributed numbers would differ between processors themselves.
     values = np.random.default_rng(0).random((num_rows, model.config.hidden_size), dtype=np.float32)
     x = bits_of(torch.from_numpy(4 * values - 2).to(model.dtype))
-    layer = _OneLayer(model, -(-num_rows // block_size), block_size)
+    num_blocks = -(-num_rows // block_size)
     variant_parts, digest = [], hashlib.blake2b(digest_size=8)
-    parts = {"decoder layer": (layer.run, x), "head": (lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS])}
+    parts: dict[str, tuple[Callable[[Array, int], Array], Array]] = {
+        f"decoder layer {index}": (_OneLayer(model, index, num_blocks, block_size).run, x)
+        for index in map(model.config.layers.index, dict.fromkeys(model.config.layers))
+    }
+    parts["head"] = lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]
     for name, (run, rows) in parts.items():
         whole = run(rows, 0)
         digest.update(np.ascontiguousarray(whole).tobytes())
@@ -59,8 +63,9 @@ def _firsts(num_rows: int, split: int) -> range:
 
 
 class _OneLayer:
-    def __init__(self, model: CpuLlama, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: CpuLlama, index: int, num_blocks: int, block_size: int) -> None:
         self._model = model
+        self._index = index
         self._blocks = list(range(num_blocks))
         self._attention = model.make_cache(num_blocks, block_size, num_layers=1)
 
@@ -70,4 +75,4 @@ class _OneLayer:
         builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
         batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
-        return self._model.run_layers(pad_rows(x, batch.num_tokens), self._attention, plan)[:num_rows]
+        return self._model.run_layers(pad_rows(x, batch.num_tokens), self._attention, plan, self._index)[:num_rows]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.scalars import tensor_of
+from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
@@ -34,15 +34,26 @@ class DenseRows:
 class Embedding:
     """Vectors of tokens and of masks, whose ids follow the tokens' (see `models.shapes`)."""
 
-    def __init__(self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
-        """masks: [num_masks, hidden_size] or None."""
+    def __init__(
+        self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any], scale: float
+    ) -> None:
+        """masks: [num_masks, hidden_size] or None; `scale`: factor of all vectors."""
         self.dtype = dtype
+        self._scale = scale
         self._tokens = tokens
         self._masks = masks
         self._vocab_size = vocab_size
 
     def __call__(self, ids: Array) -> Array:
         """ids: [num_rows] -> [num_rows, hidden_size]."""
+        found = self._unscaled(ids)
+        if self._scale == 1:
+            return found
+        # In the model's dtype, as transformers multiplies.
+        rows = tensor_of(found)
+        return bits_of(rows * torch.tensor(self._scale, dtype=rows.dtype))
+
+    def _unscaled(self, ids: Array) -> Array:
         if self._masks is None or (is_token := ids < self._vocab_size).all():
             return self._tokens.rows(ids, self.dtype)
         found = np.empty((ids.size, self._masks.shape[1]), self.dtype)

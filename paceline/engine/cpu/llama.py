@@ -1,9 +1,10 @@
 """The decoder forward on a CPU, over a flat batch, with fused QKV and gate-up projections.
 
-Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
+`models.architectures` says which parts a layer has.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
 from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows
 from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
-from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend_by, part_address
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, attend_by, part_address
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
-from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, cap_rows, rms_norm
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.linear import (
     Bfloat16Linear,
@@ -29,41 +30,63 @@ from paceline.engine.cpu.linear import (
     make_cpu_linear,
 )
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.models.architectures import LayerSpec
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.rope import rope_tables
+from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight, as_tensor, check_shapes, fused
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
-def _take_vector(tensors: Tensors, name: str) -> Array:
-    return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
+def _take_norm(tensors: Tensors, name: str, config: ModelConfig) -> Array:
+    """Takes a norm's weights: [width] float32."""
+    return (as_tensor(tensors.pop(name), torch.float32) + config.architecture.norm_offset).numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """What the layers' rotations read, for each position up to the model's longest."""
+
+    # By LayerSpec.rope: cosines and sines, each [max_model_len, head_dim] float32.
+    tables: dict[str | None, tuple[Array, Array]]
+    query_scales: Array  # [max_model_len] float32
+
+    @classmethod
+    def of(cls, config: ModelConfig, max_len: int) -> "Ropes":
+        tables = {}
+        for rope in {spec.rope for spec in config.layers}:
+            cos, sin = rope_tables(config, max_len, rope)
+            tables[rope] = cos.numpy(), sin.numpy()
+        return cls(tables, np.float32(config.score_scale) * query_growth(config, max_len).numpy())
 
 
 class CpuLayer:
     def __init__(
-        self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
+        self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, ropes: Ropes, spec: LayerSpec
     ) -> None:
-        def linear(*names: str) -> CpuLinear:
-            return make(*fused(tensors, prefix, *names))
+        architecture = config.architecture
 
-        def norm(name: str) -> Array:  # [hidden_size] float32
-            return _take_vector(tensors, f"{prefix}{name}.weight")
+        def linear(*names: str, order: Array | None = None) -> CpuLinear:
+            return make(*fused(tensors, prefix, *names, order=order))
 
-        def head_norm(name: str) -> Array:  # Qwen3 only: [head_dim], else [0]
+        def norm(name: str | None) -> Array:  # [0] if the model has none
             name = f"{prefix}{name}.weight"
-            return _take_vector(tensors, name) if name in tensors else np.empty(0, np.float32)
+            return _take_norm(tensors, name, config) if name in tensors else np.empty(0, np.float32)
 
-        self.attention_norm = norm("input_layernorm")
-        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        norms = architecture.norms
+        self.attention_norm, self.output_norm = norm(norms.attention), norm(norms.output)
+        self.qkv = linear(*architecture.qkv, order=rotary_order(config))
         self.output = linear("self_attn.o_proj")
-        self.mlp_norm = norm("post_attention_layernorm")
-        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.mlp_norm, self.down_norm = norm(norms.mlp), norm(norms.down)
+        self.gate_up = linear(*architecture.gate_up)
         self.down = linear("mlp.down_proj")
-        query_norm, key_norm = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
-        self.rotation = HeadRotation(*rope, query_norm, key_norm)
+        cos, sin = ropes.tables[spec.rope]
+        self.rotation = HeadRotation(cos, sin, norm("self_attn.q_norm"), norm("self_attn.k_norm"), ropes.query_scales)
+        self.scoring = Scoring(spec.window, config.scales.score_cap)
+        self.activation = Activation(*config.activation)
+        self.residual_scale = float(config.scales.residual)
 
     def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
         """Arguments for `kernels.decoder`; None if this layer uses a library's products."""
@@ -74,8 +97,9 @@ class CpuLayer:
         qkv, output, gate_up, down = map(with_kernel, weights)
         part_at = part_address(dtype, cache)
         return LayerArrays(
-            self.attention_norm, qkv, self.rotation, cache, output, self.mlp_norm, gate_up, down, part_at
-        )
+            self.attention_norm, qkv, self.rotation, self.scoring, cache, output, self.output_norm,
+            self.mlp_norm, gate_up, self.activation, down, self.down_norm, self.residual_scale, part_at,
+        )  # fmt: skip
 
 
 def _make_head(
@@ -127,17 +151,20 @@ class CpuLlama:
         self.dtype = torch.bfloat16 if isinstance(embedding, FileTensor) else embedding.dtype
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
-        cos, sin = rope_tables(config, max_model_len)
-        rope = cos.numpy(), sin.numpy()
-        self.layers = [CpuLayer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
-        self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
+        ropes = Ropes.of(config, max_model_len)
+        self.layers = [
+            CpuLayer(tensors, f"model.layers.{i}.", config, make, ropes, spec) for i, spec in enumerate(config.layers)
+        ]
+        # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
+        self._norm = _take_norm(tensors, "model.norm.weight", config) * np.float32(config.scales.logit)
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
         self.head, head_linear = _make_head(head, ids, make, config, draft_vocab_size)
         masks = tensors.pop(MASK_VECTORS, None)
         of_masks = None if masks is None else bits_of(as_tensor(masks, self.dtype))
         rows = _rows_of(embedding, head_linear if config.tied_embeddings else None, make)
-        self._embedding = Embedding(rows, of_masks, config.vocab_size, np.dtype(ELEMENTS[self.dtype]))
+        dtype = np.dtype(ELEMENTS[self.dtype])
+        self._embedding = Embedding(rows, of_masks, config.vocab_size, dtype, config.scales.embedding)
         self._cache_dtype = cache_dtype or self._embedding.dtype
         # For the caches that were used last: the arguments of `kernels.decoder`, and the kernel of `attend_by`.
         self._decoder_of: CpuPagedAttention | None = None
@@ -156,17 +183,19 @@ class CpuLlama:
         x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
-    def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
-        """Runs the layers that `attention` has a cache for. x: [num_rows, hidden_size]."""
-        if (decoder := self._decoder(attention, x.dtype)) is not None:
+    def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan, first: int = 0) -> Array:
+        """Runs the layers from `first` on that `attention` has a cache for. x: [num_rows, hidden_size]."""
+        if (decoder := self._decoder(attention, x.dtype, first)) is not None:
             return run_layers(x, *decoder, plan, self.config.norm_eps)
-        for layer, cache in zip(self.layers, attention.cache, strict=False):
+        for layer, cache in zip(self.layers[first:], attention.cache, strict=False):
             x = self._run_layer(layer, x, cache, plan, self._part_at)
         return x
 
-    def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
+    def _decoder(
+        self, attention: CpuPagedAttention, dtype: np.dtype[Any], first: int = 0
+    ) -> tuple[LayerArrays, Array] | None:
         if self._decoder_of is not attention:
-            pairs = zip(self.layers, attention.cache, strict=False)
+            pairs = zip(self.layers[first:], attention.cache, strict=False)
             arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
             known = [each for each in arrays if each is not None]
             is_uniform = len(known) == len(arrays) and len({kinds_of(each) for each in known}) == 1
@@ -179,9 +208,16 @@ class CpuLlama:
         """Runs a layer as `kernels.decoder` does, with the library's products. `part_at`: see `attend_by`."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        x = layer.output(attend_by(part_at, qkv, plan, layer.rotation, eps, cache), residual=x)
+        mixed = attend_by(part_at, qkv, plan, layer.rotation, layer.scoring, eps, cache)
+        x = self._add_product(x, mixed, layer.output, layer.output_norm, layer.residual_scale)
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
-        return layer.down(silu_gate(gate_up), residual=x)
+        bent = activate(gate_up, layer.activation)
+        return self._add_product(x, bent, layer.down, layer.down_norm, layer.residual_scale)
+
+    def _add_product(self, x: Array, row: Array, linear: CpuLinear, norm: Array, scale: float) -> Array:
+        if norm.size == 0 and scale == 1:
+            return linear(row, residual=x)
+        return add_scaled(x, linear(row), norm, self.config.norm_eps, scale)
 
     def run_head(self, x: Array) -> torch.Tensor:
         """x: [num_wanted, hidden_size] -> logits [num_wanted, head_size]."""
@@ -189,4 +225,7 @@ class CpuLlama:
         if num_wanted == 0:
             return torch.empty((0, 0))
         x = pad_rows(x, self.head.padded(num_wanted))
-        return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
+        logits = self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
+        if cap := self.config.scales.logit_cap:
+            cap_rows(logits.numpy(), cap)
+        return logits

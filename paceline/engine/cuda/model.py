@@ -1,17 +1,37 @@
 """The decoder forward on a GPU, over a flat batch, for the same models as `cpu.llama`."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn import functional
 
+from paceline.engine.arrays import Array
 from paceline.engine.cuda.forward_plan import ForwardPlan
-from paceline.engine.cuda.paged_attention import CudaPagedAttention
+from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
-from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
+from paceline.engine.cuda.rows import Rotation, activate, add_and_norm, rotate_and_place
+from paceline.engine.models.architectures import LayerSpec
 from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
-from paceline.engine.models.rope import rope_tables
+from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
 from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused, with_masks
+
+
+@dataclass(frozen=True, slots=True)
+class Ropes:
+    """What the layers' rotations read (see `cpu.llama`)."""
+
+    # By LayerSpec.rope: cosines and sines, each [max_model_len, head_dim] float32.
+    tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]]
+    query_growth: torch.Tensor | None  # [max_model_len] float32
+
+    @classmethod
+    def of(cls, config: ModelConfig, max_len: int, device: torch.device) -> "Ropes":
+        tables = {}
+        for rope in {spec.rope for spec in config.layers}:
+            cos, sin = rope_tables(config, max_len, rope)
+            tables[rope] = cos.to(device), sin.to(device)
+        return cls(tables, query_growth(config, max_len).to(device) if config.scales.growth else None)
 
 
 class CudaLayer:
@@ -21,28 +41,29 @@ class CudaLayer:
         prefix: str,
         config: ModelConfig,
         make: partial[CudaLinear],
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Ropes,
+        spec: LayerSpec,
     ) -> None:
-        device = rope[0].device
+        architecture = config.architecture
+        cos, sin = ropes.tables[spec.rope]
 
-        def linear(*names: str) -> CudaLinear:
-            return make(*fused(tensors, prefix, *names))
+        def linear(*names: str, order: Array | None = None) -> CudaLinear:
+            return make(*fused(tensors, prefix, *names, order=order))
 
-        def norm(name: str) -> torch.Tensor:  # [hidden_size] float32
-            return tensors.pop(f"{prefix}{name}.weight").float().to(device)
-
-        def head_norm(name: str) -> torch.Tensor | None:  # Qwen3 only: [head_dim] float32
+        def norm(name: str | None) -> torch.Tensor | None:  # float32
             weight = tensors.pop(f"{prefix}{name}.weight", None)
-            return None if weight is None else weight.float().to(device)
+            return None if weight is None else (weight.float() + architecture.norm_offset).to(cos.device)
 
-        self.attention_norm = norm("input_layernorm")
-        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        norms = architecture.norms
+        self.attention_norm, self.output_norm = norm(norms.attention), norm(norms.output)
+        self.qkv = linear(*architecture.qkv, order=rotary_order(config))
         self.output = linear("self_attn.o_proj")
-        self.mlp_norm = norm("post_attention_layernorm")
-        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.mlp_norm, self.down_norm = norm(norms.mlp), norm(norms.down)
+        self.gate_up = linear(*architecture.gate_up)
         self.down = linear("mlp.down_proj")
-        norms = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
-        self.rotation = Rotation(*rope, *norms, config.norm_eps)
+        head_norms = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        self.rotation = Rotation(cos, sin, *head_norms, config.norm_eps, ropes.query_growth)
+        self.scoring = Scoring(config.score_scale, config.scales.score_cap, spec.window)
 
 
 class CudaLlama:
@@ -55,7 +76,7 @@ class CudaLlama:
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
         make = partial(make_cuda_linear, quantization=quantization, batch_invariant=batch_invariant, device=device)
-        cos, sin = (table.to(device) for table in rope_tables(config, max_model_len))
+        ropes = Ropes.of(config, max_model_len, device)
         embedding = tensors["model.embed_tokens.weight"]
         # [vocab_size + num_masks, hidden_size]
         self._embedding = with_masks(embedding, tensors).to(device)
@@ -65,9 +86,13 @@ class CudaLlama:
         shared = self._embedding[: config.vocab_size] if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
         self.layers = [
-            CudaLayer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)
+            CudaLayer(tensors, f"model.layers.{i}.", config, make, ropes, spec) for i, spec in enumerate(config.layers)
         ]
-        self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
+        norm = tensors.pop("model.norm.weight").float() + config.architecture.norm_offset
+        # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
+        self._norm = (norm * config.scales.logit).to(device)
+        # In the model's dtype, as transformers multiplies.
+        self._embedding_scale = torch.tensor(config.scales.embedding, dtype=embedding.dtype).item()
 
     @property
     def num_bytes(self) -> int:
@@ -80,21 +105,25 @@ class CudaLlama:
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
         """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
-        eps = self.config.norm_eps
+        eps, scale = self.config.norm_eps, float(self.config.scales.residual)
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
-        added = None
+        if self._embedding_scale != 1:
+            x *= self._embedding_scale
+        added, added_norm = None, None
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(add_and_norm(x, added, layer.attention_norm, eps))
+            qkv = layer.qkv(add_and_norm(x, added, layer.attention_norm, eps, added_norm, scale))
             qkv = qkv.view(x.shape[0], -1, self.config.head_dim)
             keys, values = attention.keys[index], attention.values[index]
             queries = rotate_and_place(qkv, plan.positions, plan.slots, layer.rotation, keys, values)
-            mixed = attention.attend(index, queries, plan)
+            mixed = attention.attend(index, queries, plan, layer.scoring)
             added = layer.output(mixed.view(x.shape[0], -1))
-            gate_up = layer.gate_up(add_and_norm(x, added, layer.mlp_norm, eps))
-            added = layer.down(silu_gate(gate_up))
+            gate_up = layer.gate_up(add_and_norm(x, added, layer.mlp_norm, eps, layer.output_norm, scale))
+            added, added_norm = layer.down(activate(gate_up, self.config.activation)), layer.down_norm
         assert added is not None, "a model has layers"
         wanted = plan.wanted
-        logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps))
+        logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps, added_norm, scale))
+        if cap := self.config.scales.logit_cap:
+            logits = cap * torch.tanh(logits.float() / cap)
         if self._head_ids is None:
             return out.copy_(logits)
         return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())

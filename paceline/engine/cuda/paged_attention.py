@@ -7,6 +7,7 @@ positions (Dao et al. 2023, "Flash-Decoding"), and a second kernel adds each row
 positions and rows are computed separately, so attention is batch invariant.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardPlan
 
 # The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
 RESULT_BYTES = 256 << 20
-# Positions that a program reads in one pass of its loop.
-CHUNK_TOKENS = 128
+# Positions that a program reads in one pass of its loop, and the most numbers of keys: they must fit into shared memory.
+CHUNK_TOKENS, CHUNK_NUMBERS = 128, 128 * 128
 # Loads of a program's loop that are under way at once.
 NUM_STAGES = 2
 # The smallest side of a matrix product in Triton.
@@ -26,11 +27,23 @@ _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What becomes of a layer's scores, and which tokens a row sees."""
+
+    scale: float
+    # A score x becomes cap * tanh(x / cap); 0: x.
+    cap: float = 0.0
+    # The number of tokens that a row sees, its own included; 0: all.
+    window: int = 0
+
+
 @triton.jit(do_not_specialize=["table_width", "num_parts"])
 def _attend_part(
     queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(tiles + tile * 4)
@@ -38,7 +51,8 @@ def _attend_part(
     position = tl.load(tiles + tile * 4 + 2)
     table = tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * table_width
     last = position + num_rows - 1
-    if (num_rows > 0) & (part * PART <= last):
+    first_seen = tl.maximum(0, position - WINDOW + 1) if WINDOW > 0 else 0
+    if (num_rows > 0) & (part * PART <= last) & ((part + 1) * PART > first_seen):
         # The order of a tile's queries: row by row, and in each row the heads of this KV head.
         query = tl.arange(0, TILE_QUERIES)
         row, head = query // GROUP, kv_head * GROUP + query % GROUP
@@ -49,7 +63,8 @@ def _attend_part(
         peak = tl.full([TILE_QUERIES], -float("inf"), tl.float32)
         total = tl.zeros([TILE_QUERIES], tl.float32)
         sums = tl.zeros([TILE_QUERIES, HEAD_DIM], tl.float32)
-        for start in range(part * PART, tl.minimum((part + 1) * PART, last + 1), CHUNK):
+        begin = tl.maximum(part * PART, first_seen // CHUNK * CHUNK)
+        for start in range(begin, tl.minimum((part + 1) * PART, last + 1), CHUNK):
             token = start + tl.arange(0, CHUNK)
             block = tl.load(table + token // BLOCK_TOKENS, mask=token <= last, other=0).to(tl.int64)
             at = ((block * BLOCK_TOKENS + token % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM
@@ -57,7 +72,13 @@ def _attend_part(
             v = tl.load(values + at[:, None] + d[None, :], mask=(token <= last)[:, None], other=0.0)
             # "ieee" keeps all digits of float32.
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
-            scores = tl.where(token[None, :] <= (position + row)[:, None], scores, -float("inf"))
+            if CAP > 0:
+                # tanh x = 2 sigmoid(2 x) - 1
+                scores = CAP * (2 * tl.sigmoid(2 * scores / CAP) - 1)
+            is_seen = token[None, :] <= (position + row)[:, None]
+            if WINDOW > 0:
+                is_seen &= token[None, :] > (position + row)[:, None] - WINDOW
+            scores = tl.where(is_seen, scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1))
             # Before a row attends to its first position, its peak is -inf. Subtract 0 instead, because -inf minus -inf
             # is not a number.
@@ -78,6 +99,7 @@ def _attend_part(
 def _add_parts(
     mixed, peaks, totals, tiles, out, num_parts,
     HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, TILE_ROWS: tl.constexpr, PART: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tiles + tile * 4).to(tl.int64)
@@ -89,9 +111,12 @@ def _add_parts(
         peak = tl.full([TILE_ROWS], -float("inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
         sums = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
-        for part in range(0, (position + num_rows - 1) // PART + 1):
+        first_part = tl.maximum(0, position - WINDOW + 1) // PART if WINDOW > 0 else 0
+        for part in range(first_part, (position + num_rows - 1) // PART + 1):
             at = slot * num_parts + part
             has = (row < num_rows) & (part * PART <= position + row)
+            if WINDOW > 0:
+                has &= (part + 1) * PART > position + row - WINDOW + 1
             its_peak = tl.load(peaks + at, mask=has, other=-float("inf"))
             higher = tl.maximum(peak, its_peak)
             # Rows outside the tile and padding rows have the peak -inf. Subtract 0 instead.
@@ -106,6 +131,10 @@ def _add_parts(
         tl.store(
             out + index[:, None] * HEAD_DIM + d[None, :], sums.to(out.dtype.element_ty), mask=(row < num_rows)[:, None]
         )
+
+
+def chunk_tokens(head_dim: int) -> int:
+    return min(CHUNK_TOKENS, CHUNK_NUMBERS // head_dim)
 
 
 def warps_of(tile_rows: int) -> int:
@@ -131,13 +160,12 @@ class CudaPagedAttention:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self._factor = head_dim**-0.5 * _LOG2_E
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
 
-    def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
+    def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan, scoring: Scoring) -> torch.Tensor:
         """queries: [num_rows, heads, head_dim], rotated. Returns the same shape."""
         num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]
@@ -153,13 +181,15 @@ class CudaPagedAttention:
             grid: Any = (len(tiles), kv_heads, plan.num_parts)
             _attend_part[grid](
                 queries, self.keys[layer], self.values[layer], tiles, plan.tables, mixed, peaks, totals,
-                self._factor, plan.tables.shape[1], plan.num_parts,
+                scoring.scale * _LOG2_E, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
-                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
+                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=chunk_tokens(head_dim),
+                WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E,
                 num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
                 mixed, peaks, totals, tiles, out, plan.num_parts,
                 HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=PART_TOKENS,
+                WINDOW=scoring.window,
             )  # fmt: skip
         return out

@@ -6,9 +6,11 @@ token id vocab_size + j, follows the last known token at distance j + 1, and its
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.arrays import Array
+from paceline.engine.models.config import ModelConfig, expected_shapes, needed_shapes
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.errors import ConfigError
 
@@ -36,14 +38,20 @@ _FREE = (HEAD_IDS, MASK_VECTORS, "lm_head.weight")
 _UNUSED = "rotary_emb.inv_freq"
 
 
-def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
+def fused(tensors: Tensors, prefix: str, *names: str, order: Array | None = None) -> tuple[Weight, torch.Tensor | None]:
     """Pops and concatenates projections: [sum of out_features, in_features] and [sum of out_features] or None.
 
-    Quantized parts become tensors if other parts are tensors.
+    Quantized parts become tensors if other parts are tensors. `order`: see `rope.rotary_order`.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
     bias = torch.cat([bias for bias in biases if isinstance(bias, torch.Tensor)]) if biases[0] is not None else None
+    if order is not None:
+        starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        parts = [
+            part[order[start:end] - start] for part, start, end in zip(parts, starts[:-1], starts[1:], strict=True)
+        ]
+        bias = None if bias is None else bias[order]
     plain = [part for part in parts if isinstance(part, torch.Tensor)]
     if not plain:
         return tuple(parts), bias
@@ -56,7 +64,7 @@ def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Te
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
     """Raises ConfigError, naming the tensor, if one is missing, unexpected, or has a wrong shape."""
-    needed, optional = _needed(config), _optional(config)
+    needed, expected = needed_shapes(config), expected_shapes(config)
     if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
         raise _mismatch(f"{extra} is there, the config says {config.num_layers} layers")
     for name in needed:
@@ -66,7 +74,6 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         there = [name in tensors for name in names]
         if any(there) and not all(there):
             raise _mismatch(f"{names[there.index(True)]} is there, {names[there.index(False)]} is missing")
-    expected = needed | optional
     for name, tensor in tensors.items():
         shape = expected.get(name)
         if shape is not None and tuple(tensor.shape) != shape:
@@ -76,38 +83,11 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
     _check_free(config, tensors)
 
 
-def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        expected["lm_head.weight"] = (config.vocab_size, hidden)
-    in_a_layer = {
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
-        "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
-    if config.source.model_type == "qwen3":
-        in_a_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
-    return expected | {
-        f"model.layers.{i}.{name}.weight": shape for i in range(config.num_layers) for name, shape in in_a_layer.items()
-    }
-
-
-def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return {
-        name.removesuffix("weight") + "bias": shape[:1]
-        for name, shape in _needed(config).items()
-        if name.endswith("_proj.weight")
-    }
-
-
 def _together(config: ModelConfig) -> list[list[str]]:
     return [
         [f"model.layers.{i}.{name}.bias" for name in names]
         for i in range(config.num_layers)
-        for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+        for names in (config.architecture.qkv, config.architecture.gate_up)
     ]
 
 

@@ -28,6 +28,7 @@ from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.multimodal import MULTIMODAL, text_part
 from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
 
@@ -88,6 +89,8 @@ def load_model(
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
+    if source.model_type in MULTIMODAL:
+        source, tensors = text_part(source, tensors)
     lender = getattr(source, LENDER_KEY, None)
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
     if lender is not None:

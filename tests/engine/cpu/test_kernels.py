@@ -7,13 +7,15 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
-from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, cap_rows, rms_norm
 from paceline.engine.cpu.kernels.scalars import bits_of, compiled, exp_of_negative, put, tensor_of, widen
 from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, Int8Linear, Int8WeightLinear, make_cpu_linear
+from paceline.engine.models.architectures import ACTIVATIONS
 from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
 DTYPES = [torch.float32, torch.bfloat16]
+SILU, GELU = (Activation(*ACTIVATIONS[name]) for name in ("silu", "gelu_pytorch_tanh"))
 
 
 pytestmark = pytest.mark.usefixtures("two_workers")
@@ -69,7 +71,29 @@ def test_norm_and_gate_are_the_librarys(dtype: torch.dtype, num_rows: int) -> No
     weight = torch.randn(100, generator=generator)
     close(tensor_of(rms_norm(bits_of(x), weight.numpy(), 1e-5)), functional.rms_norm(x.float(), (100,), weight, 1e-5))
     gate, up = x.float().chunk(2, dim=-1)
-    close(tensor_of(silu_gate(bits_of(x))), functional.silu(gate) * up)
+    close(tensor_of(activate(bits_of(x), SILU)), functional.silu(gate) * up)
+    # At float32 the library's has few digits below 0.
+    gelu = functional.gelu(gate.double(), approximate="tanh").float()
+    close(tensor_of(activate(bits_of(x), GELU)), gelu * up)
+
+
+@pytest.mark.parametrize("num_rows", [1, rows.ROWS_TO_SHARE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_to_a_row_is_normed_and_scaled(dtype: torch.dtype, num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x, added = (3 * torch.randn(2, num_rows, 100, generator=generator)).to(dtype)
+    weight, none = torch.randn(100, generator=generator), np.empty(0, np.float32)
+    normed = functional.rms_norm(added.float(), (100,), weight, 1e-5)
+    close(tensor_of(add_scaled(bits_of(x), bits_of(added), weight.numpy(), 1e-5, 0.3)), x.float() + 0.3 * normed)
+    close(tensor_of(add_scaled(bits_of(x), bits_of(added), none, 1e-5, 0.3)), x.float() + 0.3 * added.float())
+
+
+def test_capped_rows_are_the_librarys() -> None:
+    x = torch.cat((100 * torch.randn(3, 100), torch.tensor([[0.0, 1e-4, -1e30, 1e30]]).expand(3, 4)), 1)
+    capped = x.clone().numpy()
+    cap_rows(capped, 30.0)
+    # Near 0 the difference of two numbers near 1 has few digits.
+    torch.testing.assert_close(torch.from_numpy(capped), 30 * torch.tanh(x / 30), rtol=1e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,12 +102,12 @@ def test_a_row_has_the_same_bits_alone_and_where_the_cores_share_the_rows(dtype:
     weight = torch.randn(96).numpy()
     alone = [x[index : index + 1] for index in range(x.shape[0])]
     assert np.array_equal(np.concatenate([rms_norm(row, weight, 1e-6) for row in alone]), rms_norm(x, weight, 1e-6))
-    assert np.array_equal(np.concatenate([silu_gate(row) for row in alone]), silu_gate(x))
+    assert np.array_equal(np.concatenate([activate(row, SILU) for row in alone]), activate(x, SILU))
 
 
 def test_extreme_gates_are_exact_limits() -> None:
     gate_up = np.array([[200.0, -200.0, 0.0, 2.0, 3.0, 4.0]], np.float32)
-    assert silu_gate(gate_up).tolist()[0] == pytest.approx([400.0, 0.0, 0.0], abs=1e-30)
+    assert activate(gate_up, SILU).tolist()[0] == pytest.approx([400.0, 0.0, 0.0], abs=1e-30)
 
 
 @pytest.mark.parametrize(("num_rows", "in_features", "out_features"), [(1, 64, 64), (3, 100, 70), (40, 260, 130)])

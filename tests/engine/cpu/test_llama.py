@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from paceline.engine.cpu.kernels import attention
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.architectures import ARCHITECTURES
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import find_folder
 from tests.engine.feeding import Feeder, load_llama
@@ -50,7 +50,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama 3.2 3B": LlamaConfig(**LLAMA_32 | {"head_dim": 128, "num_attention_heads": 6}),
     "llama yarn rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=YARN_ROPE),
     "llama linear rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE),
-    "mistral": MistralConfig(**SHAPE, tie_word_embeddings=False, head_dim=24, sliding_window=512),
+    "mistral": MistralConfig(**SHAPE, tie_word_embeddings=False, head_dim=24, sliding_window=None),
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=False, head_dim=32),
 }
@@ -58,11 +58,12 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 def random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Random in every parameter: a bias of 0 or a norm of 1 would hide that we forgot it."""
+    norm = 1.0 - ARCHITECTURES[config.model_type].norm_offset
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            parameter.normal_(norm if "norm" in name else 0.0, 0.2)
     return model.eval()
 
 
@@ -109,11 +110,6 @@ def test_kernels_are_looked_up_once_and_not_by_each_layer_of_each_forward(monkey
     feeder.feed_split([1, 2, 3], [3])
     monkeypatch.setattr(attention, "address_of", None)
     feeder.feed_split([1, 2, 3], [2, 1])
-
-
-def test_a_sliding_window_bounds_the_sequences_length() -> None:
-    """Within the window it is plain attention, which is all we have."""
-    assert ModelConfig.from_transformers(CONFIGS["mistral"]).max_model_len == 512
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.batch import TokenSpan
-from paceline.engine.cpu.kernels.attention import HeadRotation, attend
+from paceline.engine.cpu.kernels.attention import HeadRotation, Scoring, attend
 from paceline.engine.cpu.kernels.cache import Int8Cache
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.quantization import DTYPES
-from tests.engine.cpu.test_kernels import close
 from tests.engine.feeding import Feeder, Rows, load_llama
 
 NUM_ROWS = 150
@@ -21,6 +20,8 @@ NUM_ROWS = 150
 SIZES = (100, 1, 5, 44)
 # dtypes of the model, and of the cache.
 KINDS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
+
+PLAIN = Scoring(0, 0.0)
 
 pytestmark = pytest.mark.usefixtures("two_workers")
 
@@ -39,11 +40,17 @@ class Reference:
 
         self.queries, self.keys, self.values = rotate(split[0]), rotate(split[1]), split[2]
 
-    def attend(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(self, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring = PLAIN) -> torch.Tensor:
         """Attention by the library, all rows at once, with these keys and values: [num_rows, heads * head_dim]."""
-        sides = (side.transpose(0, 1) for side in (self.queries, keys, values))
-        mixed = functional.scaled_dot_product_attention(*sides, is_causal=True, enable_gqa=True)
-        return mixed.transpose(0, 1).reshape(keys.shape[0], -1)
+        num_rows, group = keys.shape[0], self.queries.shape[1] // keys.shape[1]
+        keys, values = (side.double().repeat_interleave(group, dim=1) for side in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", self.queries.double(), keys) * keys.shape[2] ** -0.5
+        if scoring.cap:
+            scores = scoring.cap * torch.tanh(scores / scoring.cap)
+        distance = torch.arange(num_rows)[:, None] - torch.arange(num_rows)
+        is_seen = (distance >= 0) & (distance < (scoring.window or num_rows))
+        weights = functional.softmax(scores.masked_fill(~is_seen, -torch.inf), dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).reshape(num_rows, -1).float()
 
 
 def random_qkv(config: ModelConfig, dtype: torch.dtype, num_rows: int = NUM_ROWS) -> torch.Tensor:
@@ -58,29 +65,34 @@ def scattered(num_rows: int, block_size: int) -> list[int]:
 
 
 def attend_in_parts(
-    model: CpuLlama, qkv: torch.Tensor, attention: CpuPagedAttention, blocks: list[int]
+    model: CpuLlama, qkv: torch.Tensor, attention: CpuPagedAttention, blocks: list[int], scoring: Scoring = PLAIN
 ) -> torch.Tensor:
     """The first layer's attention, SIZES rows at a time."""
-    parts, done = [], 0
+    parts, done, layer = [], 0, model.layers[0]
     for size in SIZES:
         plan = attention.plan([TokenSpan(0, size, done, blocks)])
         rows = bits_of(qkv[done : done + size])
-        parts.append(tensor_of(attend(rows, plan, model.layers[0].rotation, model.config.norm_eps, attention.cache[0])))
+        parts.append(tensor_of(attend(rows, plan, layer.rotation, scoring, model.config.norm_eps, attention.cache[0])))
         done += size
     return torch.cat(parts)
 
 
 @pytest.mark.parametrize("block_size", [8, 64])
 @pytest.mark.parametrize(("dtype", "cache"), KINDS)
-def test_attention_over_a_scattered_cache_is_the_librarys(dtype: str, cache: str, block_size: int) -> None:
+# Windows that end within blocks, at their ends, and of one token.
+@pytest.mark.parametrize("scoring", [PLAIN, Scoring(37, 0.0), Scoring(64, 0.0), Scoring(1, 0.0), Scoring(21, 0.7)])
+def test_attention_over_a_scattered_cache_is_the_librarys(
+    dtype: str, cache: str, block_size: int, scoring: Scoring
+) -> None:
     model = load_llama("dummy:tiny", cache=cache)
     qkv, blocks = random_qkv(model.config, DTYPES[dtype]), scattered(NUM_ROWS, block_size)
     attention = model.make_cache(len(blocks) * 2, block_size, num_layers=1)
-    ours = attend_in_parts(model, qkv, attention, blocks)
+    ours = attend_in_parts(model, qkv, attention, blocks, scoring)
     reference = Reference(model.config, model.layers[0].rotation, qkv)
     kept = (side.to(DTYPES[cache]).float() for side in (reference.keys, reference.values))
     # A key that lies between two bfloat16 numbers may become the other one.
-    close(ours.to(DTYPES[cache]), reference.attend(*kept))
+    rtol, atol = {"float32": (2e-6, 1e-6), "bfloat16": (2**-8, 2**-11)}[cache]
+    torch.testing.assert_close(ours.float(), reference.attend(*kept, scoring), rtol=rtol, atol=atol)
 
 
 def kept_in_int8(attention: CpuPagedAttention, blocks: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -131,7 +143,8 @@ def test_the_kernel_reads_no_key_behind_a_row(cache: str) -> None:
 
     def run(attention: CpuPagedAttention) -> np.ndarray:
         plan = attention.plan([TokenSpan(0, 20, 0, [1, 3])])
-        return attend(qkv, plan, model.layers[0].rotation, model.config.norm_eps, attention.cache[0])
+        layer = model.layers[0]
+        return attend(qkv, plan, layer.rotation, layer.scoring, model.config.norm_eps, attention.cache[0])
 
     clean, dirty = (model.make_cache(4, 16, num_layers=1) for _ in range(2))
     # Of each dtype, also of the scales, a large number; of bfloat16 it is 2^60.

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda import products, program, rows
 from paceline.engine.cuda.forward_plan import PART_TOKENS
-from paceline.engine.cuda.paged_attention import CHUNK_TOKENS
+from paceline.engine.cuda.paged_attention import chunk_tokens
 from paceline.engine.cuda.products import FEW, MANY
 from paceline.engine.cuda.sampling import partial_softmax, ranking, token_selection
 
@@ -33,8 +33,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 # Of these numbers, and of arrays' addresses, a launch finds that they are multiples of 16, in Llama's shapes: so much
 # is read at once.
 ALIGNED = ("vocab_size", "width", "out_features", "in_features", "span")
-# Llama-3.2's 3B and 1B, and SmolLM2: head_dim and query heads a KV head.
-SHAPES = ((128, 3), (64, 4), (64, 3))
+# Llama-3.2's 3B and 1B, SmolLM2, Gemma 2 and 3: head_dim, query heads a KV head, window and cap.
+SHAPES = ((128, 3, 0, 0.0), (64, 4, 0, 0.0), (64, 3, 0, 0.0), (256, 2, 4096, 72.1), (256, 4, 512, 0.0))
 
 
 def compile_for_hopper(
@@ -90,7 +90,7 @@ def compile_sampling() -> None:
 
 def compile_attention() -> None:
     half, whole, index = "*bf16", "*fp32", "*i32"
-    for head_dim, group in SHAPES:
+    for head_dim, group, window, cap in SHAPES:
         for tile_rows, tile_queries in ((8, 32), (16, 64)):
             compile_for_hopper(
                 attention._attend_part,
@@ -100,16 +100,17 @@ def compile_attention() -> None:
                 },
                 {
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
-                    "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": CHUNK_TOKENS,
+                    "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": chunk_tokens(head_dim),
+                    "WINDOW": window, "CAP": cap,
                 },
                 attention.warps_of(tile_rows),
                 attention.NUM_STAGES,
             )  # fmt: skip
-    for tile_rows in (8, 16):
+    for tile_rows, window in ((8, 0), (16, 0), (16, 512)):
         compile_for_hopper(
             attention._add_parts,
             {"mixed": whole, "peaks": whole, "totals": whole, "tiles": index, "out": half, "num_parts": "i32"},
-            {"HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS},
+            {"HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS, "WINDOW": window},
         )
 
 
@@ -119,18 +120,23 @@ def compile_rows() -> None:
     for flag in (True, False):
         compile_for_hopper(
             rows._norm,
-            {"x": half, "added": half, "weight": whole, "out": half, "eps": "fp32", "width": "i32"},
-            {"HAS_ADDED": flag, "PADDED": 4096},
-        )
+            {
+                "x": half, "added": half, "added_weight": whole, "weight": whole, "out": half, "eps": "fp32",
+                "scale": "fp32", "width": "i32", "stride": "i32",
+            },
+            {"HAS_ADDED": flag, "NORMS_ADDED": flag, "HAS_WEIGHT": True, "PADDED": 4096},
+        )  # fmt: skip
         compile_for_hopper(
             rows._rotate_and_place,
             {
                 "qkv": half, "positions": index, "slots": index, "cos": whole, "sin": whole, "query_norm": whole,
-                "key_norm": whole, "queries": half, "keys": half, "values": half, "eps": "fp32",
+                "key_norm": whole, "query_growth": whole, "queries": half, "keys": half, "values": half, "eps": "fp32",
             },
-            {"NUM_HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORMS": flag},
+            {"NUM_HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORMS": flag, "HAS_GROWTH": flag},
         )  # fmt: skip
-    compile_for_hopper(rows._gate, {"gate_up": half, "out": half, "width": "i32"}, {"BLOCK": 1024})
+    compile_for_hopper(
+        rows._gate, {"gate_up": half, "out": half, "width": "i32"}, {"LINEAR": 1.0, "CUBIC": 0.0, "BLOCK": 1024}
+    )
 
 
 def compile_products() -> None:

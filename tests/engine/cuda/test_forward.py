@@ -6,6 +6,7 @@ import torch
 
 from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
+from paceline.engine.cuda.paged_attention import Scoring
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -87,8 +88,8 @@ def test_padding_rows_attend_to_nothing(feeder: GpuFeeder) -> None:
     taken = []
     attend = feeder.attention.attend
 
-    def spy(layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-        taken.append(attend(layer, queries, plan))
+    def spy(layer: int, queries: torch.Tensor, plan: ForwardPlan, scoring: Scoring) -> torch.Tensor:
+        taken.append(attend(layer, queries, plan, scoring))
         return taken[-1]
 
     with pytest.MonkeyPatch.context() as patch:

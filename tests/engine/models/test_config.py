@@ -58,5 +58,5 @@ def test_the_kernels_activation_is_taken_by_both_its_names(name: str) -> None:
 
 
 def test_another_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hidden_act is 'gelu'; it must be silu or swish"):
+    with pytest.raises(ConfigError, match="hidden_act is 'gelu'; it must be silu, swish, gelu_pytorch_tanh"):
         ModelConfig.from_transformers(LlamaConfig(hidden_act="gelu"))

@@ -223,7 +223,7 @@ FAULTS: dict[str, Any] = {
     "old": (lambda path: changed(path, b"GGUF\x03", b"GGUF\x01"), "its GGUF version is 1; supported: 2, 3"),
     "cut in the header": (lambda path: cut(path, 700), "its header is corrupt or truncated"),
     "cut in the last tensor": (lambda path: cut(path, path.stat().st_size - 1), "the file is truncated in tensor"),
-    "unknown architecture": (lambda path: tiny_named(path, "gemma2"), "'gemma2' is not supported; supported: llama,"),
+    "unknown architecture": (lambda path: tiny_named(path, "gemma4"), "'gemma4' is not supported; supported: llama,"),
     "unsupported type": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"token_embd.weight": Q3_K}),
         "tensor 'token_embd.weight' has type Q3_K, which is not supported; supported: F32, F16, BF16, Q4_0",

@@ -41,5 +41,7 @@ def test_a_part_of_a_head_is_refused(kind: str) -> None:
 def test_frequencies_of_another_head_are_refused() -> None:
     made = config("linear")
     made.source.head_dim = 2 * HEAD_DIM
-    with pytest.raises(ConfigError, match="rope_type 'linear' has 16 frequencies; head_dim is 16, so it must have 8"):
+    with pytest.raises(
+        ConfigError, match="rope_type 'linear' has 16 frequencies; 16 features of a head are rotated, so it must have 8"
+    ):
         rope_tables(made, LENGTH)

@@ -1,6 +1,6 @@
 """All decoder layers in one call: calls from Python would take an eighth of a one-row forward.
 
-Layers have arrays of the same shapes: the kernel takes the first layer's, and a table of all addresses.
+Layers have arrays of the same shapes: the kernel takes the first layer's, and a table of all addresses and numbers.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend_by
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, attend_by
 from paceline.engine.cpu.kernels.bfloat16 import (
     UNIT_ROWS,
     Bfloat16Weights,
@@ -24,7 +24,7 @@ from paceline.engine.cpu.kernels.bfloat16 import (
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
-from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, rms_norm
 from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled
 
 # The matrix unit multiplies UNIT_ROWS rows in the time of one. int8 is faster for up to half as many.
@@ -44,40 +44,48 @@ Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights |
 
 
 class LayerArrays(NamedTuple):
-    """A decoder layer's weights and its part of the cache."""
+    """A decoder layer's weights and its part of the cache. Norms are [hidden_size] float32, or [0] if there is none."""
 
-    attention_norm: Array  # [hidden_size] float32
+    attention_norm: Array
     qkv: Weights
     rotation: HeadRotation
+    scoring: Scoring
     cache: Cache
     output: Weights
-    mlp_norm: Array  # [hidden_size] float32
+    output_norm: Array
+    mlp_norm: Array
     gate_up: Weights
+    activation: Activation
     down: Weights
+    down_norm: Array
+    # Factor of what the layer adds to a row.
+    residual_scale: float
     # `attention.part_address`.
     part_at: int
 
 
 def table_of(layers: list[LayerArrays]) -> Array:
-    """Returns the addresses of the layers' arrays in order: [num_layers, num_arrays] int64."""
-    return np.array([_addresses(layer) for layer in layers], np.int64)
+    """Returns the addresses of the layers' arrays and the bits of their numbers, in order: [num_layers, num_words] int64."""
+    return np.array([_words(layer) for layer in layers], np.int64)
 
 
 def kinds_of(arrays: Any) -> Any:
     """Returns the types of the arrays, which must be equal for layers in one call."""
     if isinstance(arrays, np.ndarray):
         return arrays.dtype, arrays.ndim
-    if isinstance(arrays, int):
-        return int
+    if isinstance(arrays, int | float):
+        return type(arrays)
     return type(arrays), *(kinds_of(each) for each in arrays)
 
 
-def _addresses(arrays: Any) -> list[int]:
+def _words(arrays: Any) -> list[int]:
     if isinstance(arrays, np.ndarray):
         return [arrays.ctypes.data]
     if isinstance(arrays, int):
-        return []
-    return [address for each in arrays for address in _addresses(each)]
+        return [arrays]
+    if isinstance(arrays, float):
+        return [int(np.float64(arrays).view(np.int64))]
+    return [word for each in arrays for word in _words(each)]
 
 
 def multiply(x: Array, weights: Weights, residual: Array) -> Array:
@@ -130,7 +138,7 @@ def _type_at(typing_context: Any, arrays: Any, addresses: Any) -> Any:
 
 
 class _Mover:
-    """Writes the code that gives arrays other addresses. The new arrays own nothing."""
+    """Writes the code that gives arrays other addresses, and numbers other values. The new arrays own nothing."""
 
     def __init__(self, context: Any, builder: Any, start: Any) -> None:
         self._context, self._builder, self._start = context, builder, start
@@ -140,19 +148,30 @@ class _Mover:
         context, builder = self._context, self._builder
         if isinstance(kind, types.Array):
             array = context.make_array(kind)(context, builder, value)
-            address = builder.load(builder.gep(self._start, [ir.IntType(64)(self._num_done)]))
-            self._num_done += 1
-            array.data = builder.inttoptr(address, array.data.type)
+            array.data = builder.inttoptr(self._next_word(), array.data.type)
             array.meminfo = cgutils.get_null_value(array.meminfo.type)
             array.parent = cgutils.get_null_value(array.parent.type)
             return array._getvalue()
-        if isinstance(kind, types.Integer):
-            return value
+        if isinstance(kind, types.Number):
+            return builder.bitcast(self._next_word(), value.type)
         moved = [self.move(part, builder.extract_value(value, index)) for index, part in enumerate(kind)]
         return context.make_tuple(builder, kind, moved)
 
+    def _next_word(self) -> Any:
+        word = self._builder.load(self._builder.gep(self._start, [ir.IntType(64)(self._num_done)]))
+        self._num_done += 1
+        return word
+
 
 _at: Callable[..., LayerArrays] = intrinsic(_type_at)
+
+
+@compiled()
+def _add_product(x: Array, row: Array, weights: Any, norm: Array, eps: float, scale: float) -> Array:
+    """Computes x + scale * norm(row weights^T)."""
+    if norm.size == 0 and scale == 1:
+        return multiply(row, weights, x)
+    return add_scaled(x, multiply(row, weights, weights.no_residual), norm, eps, scale)
 
 
 @compiled()
@@ -162,8 +181,10 @@ def run_layers(x: Array, first: LayerArrays, table: Array, plan: AttentionPlan, 
         layer = _at(first, table[index])
         # [num_rows, (heads + 2 * kv_heads) * head_dim]
         qkv = multiply(rms_norm(x, layer.attention_norm, eps), layer.qkv, layer.qkv.no_residual)
-        x = multiply(attend_by(layer.part_at, qkv, plan, layer.rotation, eps, layer.cache), layer.output, x)
+        mixed = attend_by(layer.part_at, qkv, plan, layer.rotation, layer.scoring, eps, layer.cache)
+        x = _add_product(x, mixed, layer.output, layer.output_norm, eps, layer.residual_scale)
         # [num_rows, 2 * intermediate_size]
         gate_up = multiply(rms_norm(x, layer.mlp_norm, eps), layer.gate_up, layer.gate_up.no_residual)
-        x = multiply(silu_gate(gate_up), layer.down, x)
+        bent = activate(gate_up, layer.activation)
+        x = _add_product(x, bent, layer.down, layer.down_norm, eps, layer.residual_scale)
     return x

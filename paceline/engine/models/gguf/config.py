@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from paceline.engine.arrays import Array
+from paceline.engine.models.architectures import ARCHITECTURES as KNOWN
+from paceline.engine.models.gguf.architectures import ARCHITECTURES, GgufArchitecture
 from paceline.engine.models.gguf.header import Header
 from paceline.errors import ConfigError
 
-# Mistral's models are "llama" in GGUF.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # llama.cpp's key, after the architecture's name -> the config's field.
 _NEEDED = {
     "context_length": "max_position_embeddings",
@@ -37,7 +37,10 @@ _IDLE_AT: dict[str, Any] = {
     "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
 # Fields that need not be whole numbers.
-_FRACTIONS = ("rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow")
+_FRACTIONS = (
+    "rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow", "attention_multiplier", "embedding_multiplier",
+    "residual_multiplier", "logits_scaling", "attn_logit_softcapping", "final_logit_softcapping",
+)  # fmt: skip
 # Keys tokenizer.ggml.NAME_token_id: end tokens, and others.
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _NO_ENDS = ("bos", "padding", "unknown")
@@ -48,31 +51,42 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
 
     Raises ConfigError if a key is missing or unsupported.
     """
-    architecture, metadata = header.architecture, header.metadata
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(f"its architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    name, metadata = header.architecture, header.metadata
+    if (architecture := ARCHITECTURES.get(name)) is None:
+        raise ConfigError(f"its architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if (parts := metadata.get("split.count", 1)) not in (0, 1):
         raise ConfigError(f"it is one of {parts} parts of a model; join them with `llama-gguf-split --merge`")
 
-    _require_known(header)
+    _require_known(header, architecture)
 
     def given(key: str, default: Any) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
+        return metadata.get(f"{name}.{key}", default)
 
-    fields = {field: given(key, None) for key, field in _NEEDED.items()}
-    if missing := next((key for key, field in _NEEDED.items() if fields[field] is None), None):
-        raise ConfigError(f"its metadata has no {architecture}.{missing}")
+    keys = _NEEDED | dict(architecture.keys)
+    fields = {field: given(key, architecture.defaults.get(field)) for key, field in keys.items()}
+    if missing := next(
+        (key for key, field in keys.items() if fields[field] is None and field not in architecture.defaults), None
+    ):
+        raise ConfigError(f"its metadata has no {name}.{missing}")
     heads = fields["num_attention_heads"]
     fields |= {
         "vocab_size": given("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
         "num_key_value_heads": given("attention.head_count_kv", heads),
     }
-    _require_positive(fields)
-    head_dim = given("attention.key_length", given("rope.dimension_count", fields["hidden_size"] // heads))
+    _require_positive({field: value for field, value in fields.items() if value is not None})
+    if fields["num_hidden_layers"] > len(header.places):  # a damaged number may be billions
+        raise ConfigError(f"it has {len(header.places)} tensors for {fields['num_hidden_layers']} layers")
+    rotates_partly = KNOWN[architecture.model_type].rotates_partly
+    head_dim = (
+        fields["hidden_size"] // heads
+        if rotates_partly
+        else given("rope.dimension_count", fields["hidden_size"] // heads)
+    )
+    head_dim = given("attention.key_length", head_dim)
     _require_positive({"head_dim": head_dim})
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if rotates_partly else ("rope.dimension_count",))):
         if (value := given(key, head_dim)) != head_dim:
-            raise ConfigError(f"its {architecture}.{key} is {value}; it must be {head_dim}, the features of a head")
+            raise ConfigError(f"its {name}.{key} is {value}; it must be {head_dim}, the features of a head")
     tokens = _token_ids(metadata)
     fields |= {"bos_token_id": tokens.get("bos"), "pad_token_id": tokens.get("padding")}
     fields |= {"eos_token_id": [tokens[name] for name in _ENDS if name in tokens] or None}
@@ -81,11 +95,14 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
         tie_word_embeddings=all(place.name != "output.weight" for place in header.places),
         **fields,
     )
-    config.model_type = architecture
+    config.model_type = architecture.model_type
     if rope_factors is not None and rope_factors.shape != (head_dim // 2,):
         raise ConfigError(f"its rope_freqs.weight has shape {rope_factors.shape}; it must be {(head_dim // 2,)}")
     # Set here, because the constructor prints advice about the form of "longrope".
     config.rope_parameters = _rope(header, fields["max_position_embeddings"], rope_factors)
+    if rotates_partly:
+        config.rope_parameters["partial_rotary_factor"] = given("rope.dimension_count", head_dim) / head_dim
+    architecture.complete(config, given)
     return config
 
 
@@ -108,9 +125,10 @@ def _require_positive(fields: dict[str, Any]) -> None:
             raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be positive")
 
 
-def _require_known(header: Header) -> None:
+def _require_known(header: Header, architecture: GgufArchitecture) -> None:
     """Raises ConfigError for an unknown key of the architecture, which may change the model."""
-    prefix, known = f"{header.architecture}.", (*_NEEDED, *_USED, *_IDLE)
+    prefix = f"{header.architecture}."
+    known = (*_NEEDED, *_USED, *_IDLE, *architecture.keys, *architecture.others)
     for key, value in header.metadata.items():
         name = key.removeprefix(prefix)
         if name == key or name in known or (name in _IDLE_AT and value == _IDLE_AT[name]):

@@ -1,6 +1,7 @@
-"""Converts GGUF files to model folders, once, with transformers."""
+"""Converts GGUF files to model folders, once."""
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,14 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from paceline.cache_folder import cache_folder
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 6
+FORMAT = 7
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
@@ -42,7 +44,7 @@ def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -
 def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> None:
     if folder.is_dir():
         return
-    progress(f"converting {file.name}, once (about 20 s)")
+    progress(f"converting {file.name}, once")
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         _convert(file, dtype, Path(scratch) / "model")
         (Path(scratch) / "model").rename(folder)
@@ -59,20 +61,12 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    in_place = read_gguf(file)
-    # Slow imports that a file read in place does not need.
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-        )
-        # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
-        model.config.rope_parameters = in_place.config.rope_parameters
-        # It reads only one of the keys that name end tokens, and has a default.
-        model.config.eos_token_id = model.generation_config.eos_token_id = in_place.config.eos_token_id
-    except Exception as error:  # transformers and gguf raise many types for files they can't read
-        raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
-    model.save_pretrained(folder)
-    for name, content in in_place.tokenizer_files.items():
+    model = read_gguf(file)
+    tensors = {name: torch.from_numpy(tensor.dequantised()).to(dtype) for name, tensor in model.tensors.items()}
+    # The class of the config has no type.
+    config = model.config.to_dict() | {"model_type": model.config.model_type}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name, content in model.tokenizer_files.items():
         (folder / name).write_bytes(content)

@@ -11,26 +11,20 @@ from pathlib import Path
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import PreTrainedConfig
 
+from paceline.engine.models.config import ModelConfig, expected_shapes
+from paceline.engine.models.gguf.architectures import ARCHITECTURES
 from paceline.engine.models.gguf.config import read_config
 from paceline.engine.models.gguf.header import Header, read_header
 from paceline.engine.models.gguf.tensors import FileTensor, file_tensor
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
 from paceline.errors import ConfigError
 
-_OUTSIDE_LAYERS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-_IN_A_LAYER = (
-    "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight",
-    "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
-    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
-    "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
-)  # fmt: skip
 
-
-def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
+def tensor_names(architecture: str, config: ModelConfig) -> dict[str, str]:
+    """Returns our names by llama.cpp's."""
     identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    theirs = get_tensor_name_map(identifier, num_layers)
-    ours = [*_OUTSIDE_LAYERS, *(f"model.layers.{i}.{name}" for i in range(num_layers) for name in _IN_A_LAYER)]
-    pairs = ((theirs.get_name(name, (".weight", ".bias")), name) for name in ours)
+    theirs = get_tensor_name_map(identifier, config.num_layers)
+    pairs = ((theirs.get_name(name, (".weight", ".bias")), name) for name in expected_shapes(config))
     return {their_name: name for their_name, name in pairs if their_name is not None}
 
 
@@ -89,18 +83,21 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
 
 
 def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:
-    if config.num_hidden_layers > len(header.places):  # a damaged number may be billions
-        raise ConfigError(f"it has {len(header.places)} tensors for {config.num_hidden_layers} layers")
-    names = tensor_names(header.architecture, config.num_hidden_layers)
-    tensors = {}
+    model, interleaves_heads = (
+        ModelConfig.from_transformers(config),
+        ARCHITECTURES[header.architecture].interleaves_heads,
+    )
+    names, tensors = tensor_names(header.architecture, model), {}
     for place in header.places:
         if place.name == ROPE_FACTORS:
             continue
         if place.name not in names:
             raise ConfigError(f"its tensor {place.name!r} is not part of a supported {header.architecture} model")
         name = names[place.name]
-        heads = _heads(name, config) if header.architecture == "llama" else None
-        tensors[name] = file_tensor(mapping, place, heads)
+        tensors[name] = file_tensor(mapping, place, _heads(name, config) if interleaves_heads else None)
+        if model.architecture.norm_offset and name.endswith("norm.weight"):
+            # llama.cpp's converter has added it.
+            tensors[name] = tensors[name].less(model.architecture.norm_offset)
     return tensors
 
 

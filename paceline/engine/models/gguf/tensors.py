@@ -1,6 +1,6 @@
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -29,6 +29,16 @@ class FileTensor:
     @property
     def is_in_blocks(self) -> bool:
         return self.format not in FLOATS
+
+    def __getitem__(self, order: Array) -> "FileTensor":
+        """Returns these rows, as a tensor's: order [num_rows] int64."""
+        rows = order if self.row_order is None else self.row_order[order]
+        return replace(self, shape=(len(order), *self.shape[1:]), row_order=rows)
+
+    def less(self, offset: float) -> "FileTensor":
+        """Returns a vector's numbers less the offset, in memory."""
+        values = self.dequantised() - np.float32(offset)
+        return FileTensor(GGMLQuantizationType.F32, self.shape, values.view(np.uint8)[None])
 
     def dequantised(self) -> Array:
         """Returns all of it, in our order of rows: `shape` float32."""
