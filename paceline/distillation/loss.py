@@ -75,7 +75,7 @@ class FrozenHead:
     """The head W; logits are hidden W^T."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """weight: [head_size, hidden_size] bfloat16."""
+        """weight: [head_size, hidden_size] bfloat16 or float32."""
         self._weight = weight
 
     def loss(self, hidden: torch.Tensor, goal: Goal, divergence: Divergence) -> torch.Tensor:
