@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,11 +144,13 @@ async def stopped(service: Service, seconds: float) -> AsyncIterator[None]:
     await pausing
 
 
-async def stop_during(trio: Trio, role: str, seconds: float) -> tuple[list[Completion], bool]:
+async def stop_during(
+    trio: Trio, role: str, seconds: float, sampling: SamplingParams = GREEDY
+) -> tuple[list[Completion], bool]:
     """Generations during which `role` is stopped, and whether they ended before it went on."""
     completions = [Completion() for _ in PROMPTS]
     async with AsyncClient(trio.address) as client:
-        following = follow_all(client, completions)
+        following = follow_all(client, completions, sampling)
         await wait_until_under_way(completions, 20)
         async with stopped(getattr(trio, role), seconds):
             done, _ = await asyncio.wait(following, timeout=seconds - 0.5)
@@ -157,10 +160,11 @@ async def stop_during(trio: Trio, role: str, seconds: float) -> tuple[list[Compl
 
 
 async def test_a_stopped_draft_holds_up_no_generation_for_long(trio: Trio) -> None:
-    expected = contents(await complete_all(trio, GREEDY, PLAIN))
-    await complete_all(trio, GREEDY)
-    # So long that a busy machine can end them too; after STALL_S the draft server would be taken for dead.
-    completions, ended_before = await stop_during(trio, "draft", STALL_S - 1.0)
+    # So few tokens that a busy machine can end them too; after STALL_S the draft server would be taken for dead.
+    few = replace(GREEDY, max_tokens=60)
+    expected = contents(await complete_all(trio, few, PLAIN))
+    await complete_all(trio, few)
+    completions, ended_before = await stop_during(trio, "draft", STALL_S - 1.0, few)
     assert contents(completions) == expected
     assert ended_before
 
