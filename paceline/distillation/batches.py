@@ -187,9 +187,10 @@ class Learning:
     depths: torch.Tensor  # [num_rows] int64
 
 
-def has_bfloat16(device: str) -> bool:
-    """Whether products of bfloat16 are fast. Where torch's library has none, training with them takes many times as long."""
-    return device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def product_dtype(device: str) -> torch.dtype:
+    """Returns bfloat16, or float32 on a processor where torch's library only emulates it, which takes several times as long."""
+    has_bfloat16 = device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
 class Objective(Protocol):
@@ -208,7 +209,7 @@ class NextToken:
 
     def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
         batch = make_batch(records, self._index).to(self._device)
-        with torch.autocast(self._device, torch.bfloat16, enabled=has_bfloat16(self._device)):
+        with torch.autocast(self._device, torch.bfloat16, enabled=product_dtype(self._device) is torch.bfloat16):
             hidden: torch.Tensor = backbone(input_ids=batch.tokens, use_cache=False).last_hidden_state
         return Learning(hidden.flatten(0, 1)[batch.rows], batch.goal, torch.zeros_like(batch.rows))
 
@@ -225,7 +226,7 @@ class MaskedTokens:
         random = np.random.default_rng(seed)
         batch = make_masked_batch(records, self._masks, self._index, embedding.shape[0], random).to(self._device)
         rows = torch.cat([embedding, backbone.mask_vectors])[batch.tokens]
-        with torch.autocast(self._device, torch.bfloat16, enabled=has_bfloat16(self._device)):
+        with torch.autocast(self._device, torch.bfloat16, enabled=product_dtype(self._device) is torch.bfloat16):
             hidden: torch.Tensor = backbone(
                 inputs_embeds=rows, position_ids=batch.positions, attention_mask=batch.sees, use_cache=False
             ).last_hidden_state

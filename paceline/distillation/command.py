@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.distillation.batches import product_dtype
 from paceline.distillation.draft import chosen_layers
 from paceline.distillation.loss import Agreement
 from paceline.distillation.run import Distillation, DistillConfig, Trained
@@ -73,7 +74,7 @@ def run(
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)
     console = Console(stderr=True)
-    target = load_model(config.target, torch.bfloat16, console.print)
+    target = load_model(config.target, product_dtype("cpu"), console.print)
     is_new = config.begin_with == config.target
     beginning = target if is_new else load_model(config.begin_with, torch.float32, console.print)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")

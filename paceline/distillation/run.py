@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective, has_bfloat16
+from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective, product_dtype
 from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
 from paceline.distillation.draft import (
     chosen_layers,
@@ -258,7 +258,7 @@ class Distillation:
         # The draft's norm will have the factor of its logits.
         head = tensors[name][torch.from_numpy(head_ids)] * self.beginning.config.scales.logit
         objective = self._objective(HeadIndex(head_ids, self.target.config.vocab_size))
-        dtype = torch.bfloat16 if has_bfloat16(config.device) else torch.float32
+        dtype = product_dtype(config.device)
         return Trainer(backbone, FrozenHead(head.to(config.device, dtype)), objective, config.plan, config.device)
 
     def evaluate(
