@@ -2,10 +2,28 @@
 
 from typing import Any
 
+import torch
+
 from paceline.errors import ConfigError
 
 # The kinds of layers whose state is the KV cache.
 LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def typed(config: Any) -> Any:
+    """Returns a transformers config in its model type's class: a GGUF file's has none."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    if type(config) is not PreTrainedConfig:
+        return config
+    fields = {name: value for name, value in config.to_dict().items() if name != "model_type"}
+    return AutoConfig.for_model(config.model_type, **fields)
+
+
+def parameter_names(config: Any) -> list[str]:
+    """Returns the names of the parameters of a decoder's modules."""
+    with torch.device("meta"):
+        return list(causal_class(config)._from_config(config).state_dict())
 
 
 def causal_class(config: Any) -> Any:
