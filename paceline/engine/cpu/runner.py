@@ -40,11 +40,13 @@ class CpuRunner:
         builder = BatchBuilder()
         specs = []
         sampled: list[tuple[Job, int]] = []
-        for job, num_rows in shares:
+        # Before states are planned: a job may be at fault here, and the others' caches stay as they are.
+        all_wanted = [job.specs(num_rows) for job, num_rows in shares]
+        for (job, num_rows), wanted in zip(shares, all_wanted, strict=True):
             tokens = job.pending[:num_rows]
-            wanted = job.specs(num_rows)
             sequence = job.sequence
-            builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
+            is_wanted = [spec is not None for spec in wanted]
+            builder.add(tokens, sequence.length, sequence.blocks, is_wanted, sequence.plan_state(num_rows))
             specs.append([spec for spec in wanted if spec is not None])
             sampled += [(job, row) for row, spec in enumerate(wanted) if spec is not None]
         batch = builder.build(self._model.padded(builder.num_tokens))
@@ -54,7 +56,7 @@ class CpuRunner:
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
         results = iter(self._sample(known, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, specs, strict=True):
-            job.sequence.tokens += job.pending[:num_rows]
+            job.sequence.append(job.pending[:num_rows])
             del job.pending[:num_rows]
             mine = [next(results) for _ in of_job]
             job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])
