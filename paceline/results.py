@@ -228,6 +228,8 @@ class Model:
     name: str
     dtype: str
     quantization: str
+    # Whose layers: "own" or "transformers".
+    implementation: str
     kv_cache_dtype: str
     device: str
     vocab_size: int

@@ -160,6 +160,7 @@ IDENTITY = {
     "tokenizer_fingerprint": "tokenizer",
     "dtype": "dtype",
     "quantization": "quantization",
+    "implementation": "implementation of the layers",
     "kv_cache_dtype": "KV cache dtype",
     "device": "device",
     "max_model_len": "maximum length",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
@@ -37,4 +38,4 @@ class Backend:
 
 Progress = Callable[[str], None]
 # `build(config, role, loaded, max_model_len, progress)` raises ConfigError if the model or its cache does not fit.
-BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel, int, Progress], Backend]
+BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel[Any], int, Progress], Backend]

@@ -38,6 +38,11 @@ class EngineConfig(BaseModel):
         description="auto: keep GGUF quantization (on a CPU with bfloat16); none: dequantize to --dtype; "
         "int8: quantize the other weights too; int4: round all weights of more than 4 bits to Q4_1",
     )
+    implementation: Literal["auto", "own", "transformers"] = Field(
+        "auto",
+        description="who computes the layers; own: this engine; transformers: its modules, over this engine's cache and "
+        "products; auto: own if it knows the architecture",
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="device that runs the model")
     max_model_len: int | None = Field(
         None, ge=2, description="maximum tokens in a sequence; default: the model's limit"

@@ -11,7 +11,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
 from paceline.engine.forward_times import measure_forward_times
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.config import TextConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
@@ -28,7 +28,7 @@ class Engine:
     """A loaded model with its worker, and the facts for its model card."""
 
     config: EngineConfig
-    model: ModelConfig
+    model: TextConfig
     worker: Worker
     pool: BlockPool
     max_model_len: int
@@ -61,7 +61,9 @@ def build_engine(
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
     backend_builder = _backend_builder(config, role)
-    loaded = load_model(config.model, DTYPES[config.dtype], progress, config.device, config.keeps_blocks)
+    loaded = load_model(
+        config.model, DTYPES[config.dtype], progress, config.device, config.keeps_blocks, config.implementation
+    )
     max_model_len = config.max_model_len or loaded.config.max_model_len
     if max_model_len > loaded.config.max_model_len:
         raise ConfigError(

@@ -66,8 +66,8 @@ async def _serve(
     try:
         address = await server.start()
         log.info(
-            "%s: %s (%s, %s) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
-            name, settings.model, settings.dtype, settings.quantization, address, settings.tls.said,
+            "%s: %s (%s, %s, %s layers) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
+            name, settings.model, settings.dtype, settings.quantization, engine.model.implementation, address, settings.tls.said,
             engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.check.variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())

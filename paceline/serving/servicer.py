@@ -114,6 +114,7 @@ class ModelServicer(ABC):
             name=engine.config.model,
             dtype=engine.config.dtype,
             quantization=engine.config.quantization,
+            implementation=engine.model.implementation,
             weights_fingerprint=engine.weights_fingerprint,
             tokenizer_fingerprint=engine.tokenizer_fingerprint,
             vocab_size=engine.model.vocab_size,

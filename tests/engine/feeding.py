@@ -7,7 +7,9 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.modules import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES
+from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.shapes import Tensors
 from paceline.engine.models.weights import load_model
@@ -56,6 +58,12 @@ def load_llama(
     )
 
 
+def load_modules(name: str, dtype: torch.dtype = torch.float32, quantization: str = "none") -> CpuModules:
+    """A model with transformers' modules, as the engine builds it."""
+    loaded = load_model(name, dtype, implementation="transformers")
+    return CpuModules(loaded.config, loaded.tensors, dtype, quantization, loaded.config.max_model_len)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Consecutive tokens of one sequence, to be fed at `position`."""
@@ -68,7 +76,7 @@ class Rows:
 class Feeder:
     """A model with a cache of its own."""
 
-    def __init__(self, model: CpuLlama, num_blocks: int = 64, block_size: int = 64) -> None:
+    def __init__(self, model: CpuModel, num_blocks: int = 64, block_size: int = 64) -> None:
         self.num_blocks = num_blocks
         self._model = model
         self._attention = model.make_cache(num_blocks, block_size)

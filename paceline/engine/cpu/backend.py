@@ -5,19 +5,24 @@ A process that exceeds its container's limit is killed without any message.
 
 import contextlib
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from paceline.engine.backend import Backend, Progress
+from paceline.engine.backend import Backend, BatchCheck, Progress
 from paceline.engine.config import EngineConfig, ModelRole
-from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.batch_invariance import check_batch_invariance, check_forward
 from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantised.instructions import DOT
-from paceline.engine.cpu.linear import QuantisedLinear
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.modules import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
-from paceline.engine.cpu.runner import CpuRunner
+from paceline.engine.cpu.runner import CpuModel, CpuRunner
+from paceline.engine.models.config import ModelConfig, TextConfig
 from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
 from paceline.errors import ConfigError
@@ -70,7 +75,7 @@ RESERVE_BYTES = 512 << 20
 
 
 def build_cpu(
-    config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], max_model_len: int, progress: Progress
 ) -> Backend:
     """Builds the backend. Raises ConfigError if the model does not fit into memory or a setting is invalid."""
     weights_bytes = sum(
@@ -78,34 +83,26 @@ def build_cpu(
         for tensor in loaded.tensors.values()
     )
     block_size = config.block_size or CPU_BLOCK_SIZE
-    cache_dtype = CACHE_DTYPES[config.kv_dtype]
-    block_bytes = make_layout(loaded.config, loaded.config.num_layers, block_size, cache_dtype).block_bytes
-    num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
-    # No sequence is longer than the cache, so the rotary tables need not be either.
-    longest = min(max_model_len, num_blocks * block_size)
-    num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
-    model = CpuLlama(
-        loaded.config,
-        loaded.tensors,
-        config.quantization,
-        longest,
-        config.is_batch_invariant(role),
-        cache_dtype,
-        num_first,
-    )
+
+    def fit(block_bytes: int) -> int:
+        return _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
+
+    build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
+    model, num_blocks, run_check = build(config, role, loaded, max_model_len, block_size, fit)
     is_narrow = isinstance(model.head, DraftHead)
+    num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
     if role.vocab_size and num_first and not is_narrow:
         raise ConfigError(
-            f"vocab_size is {num_first}; this draft's head can't be narrowed: it has a list of its own tokens, or "
-            f"{config.dtype} weights that a library multiplies with. Leave vocab_size out"
+            f"vocab_size is {num_first}; this draft's head can't be narrowed: it has a list of its own tokens, "
+            f"transformers' layers, or {config.dtype} weights that a library multiplies with. Leave vocab_size out"
         )
     if is_narrow:
         progress(f"drafts are chosen from the first {num_first:,} tokens and those of their context")
     loaded.drop_pages()
-    if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):
+    if model.is_quantised:
         progress(f"quantised weights are multiplied with {DOT.name}")
     progress("checking batch invariance")
-    check = check_batch_invariance(model, block_size)
+    check = run_check(block_size)
     attention = model.make_cache(num_blocks, block_size)
     runner = CpuRunner(model, attention)
     pin_workers()
@@ -113,6 +110,45 @@ def build_cpu(
     runner.warm_up()
     give_back_freed()
     return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids())
+
+
+# The model, its number of blocks, and `check(block_size)`.
+_Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
+
+
+def _build_llama(
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
+    fit: Callable[[int], int],
+) -> _Built:  # fmt: skip
+    cache_dtype, shape = CACHE_DTYPES[config.kv_dtype], loaded.config
+    num_blocks = fit(make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes)
+    model = CpuLlama(
+        shape,
+        loaded.tensors,
+        config.quantization,
+        # No sequence is longer than the cache, so the rotary tables need not be either.
+        min(max_model_len, num_blocks * block_size),
+        config.is_batch_invariant(role),
+        cache_dtype,
+        draft_vocab_size(role.vocab_size, shape.vocab_size),
+    )
+    return model, num_blocks, partial(check_batch_invariance, model)
+
+
+def _build_modules(
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel[TextConfig], max_model_len: int, block_size: int,
+    fit: Callable[[int], int],
+) -> _Built:  # fmt: skip
+    model = CpuModules(
+        loaded.config,
+        loaded.tensors,
+        DTYPES[config.dtype],
+        config.quantization,
+        max_model_len,
+        config.is_batch_invariant(role),
+        CACHE_DTYPES[config.kv_dtype],
+    )
+    return model, fit(model.block_bytes(block_size)), partial(check_forward, model)
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:

@@ -15,6 +15,7 @@ from paceline.engine.backend import BatchCheck
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.modules import CpuModules
 
 # The last rows run again in parts of each of these sizes.
 SPLITS = (1, 5, 17, 40, 100)
@@ -46,6 +47,38 @@ def check_batch_invariance(model: CpuLlama, block_size: int) -> BatchCheck:
         if _depends_on_batch(run, rows, whole):
             variant_parts.append(name)
     return BatchCheck(variant_parts, digest.hexdigest())
+
+
+@torch.inference_mode()
+def check_forward(model: CpuModules, block_size: int) -> BatchCheck:
+    """Runs the whole model on random tokens, together and in parts."""
+    num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
+    tokens = np.random.default_rng(0).integers(model.config.vocab_size, size=num_rows).tolist()
+    first_blocks = list(range(-(-num_rows // block_size)))
+    other_blocks = [len(first_blocks) + block for block in first_blocks]
+    cache = model.make_cache(2 * len(first_blocks), block_size)
+
+    def run(rows: list[int], first: int, num_wanted: int, others: int = 0) -> Array:
+        """Returns the last `num_wanted` rows' logits. `others`: rows of another sequence in the batch."""
+        builder = BatchBuilder()
+        if others:
+            builder.add(tokens[:others], 0, other_blocks, [False] * others)
+        builder.add(rows, first, first_blocks, [False] * (len(rows) - num_wanted) + [True] * num_wanted)
+        batch = builder.build(model.padded(builder.num_tokens))
+        return model.forward(batch, cache, cache.plan(batch.spans)).numpy()
+
+    num_known = min(max(SPLITS), num_rows)
+    whole = run(tokens, 0, num_known)  # [num_known, vocab_size]
+    variant_parts = []
+    for name, split, others in [*((f"{split} tokens", split, 0) for split in SPLITS), ("two sequences", 5, 7)]:
+        firsts = [first for first in _firsts(num_rows, split) if first >= num_rows - num_known]
+        for first in firsts:
+            part = tokens[first : first + split]
+            known = whole[first - num_rows + num_known :][: len(part)]
+            if not np.array_equal(run(part, first, len(part), others), known):
+                variant_parts.append(f"forward of {name}")
+                break
+    return BatchCheck(variant_parts, hashlib.blake2b(whole.tobytes(), digest_size=8).hexdigest())
 
 
 def _depends_on_batch(run: Callable[[Array, int], Array], x: Array, whole: Array) -> bool:

@@ -171,6 +171,10 @@ class CpuLlama:
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
         self._part_at = 0
 
+    @property
+    def is_quantised(self) -> bool:
+        return any(isinstance(linear, QuantisedLinear) for linear in (self.layers[0].qkv, self.head.linear))
+
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
         return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
 

@@ -9,7 +9,7 @@ row of equal parts:
 A block's place is its first part's number. In a view that begins at a layer's keys, the same place finds that layer.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from paceline.engine.batch import TokenSpan
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.cpu.kernels.memory import map_region
-from paceline.engine.models.config import ModelConfig
 
 # By the names that settings use.
 CACHE_DTYPES: dict[str, np.dtype[Any]] = {
@@ -28,10 +27,23 @@ CACHE_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+class KvShape(Protocol):
+    """The numbers of a model, or of a part of its layers, that make up the cache."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
 class CacheLayout:
     """Blocks of float32, or bfloat16 as uint16."""
 
-    def __init__(self, config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, config: KvShape, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> None:
         self._num_layers = num_layers
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
@@ -71,7 +83,7 @@ class Int8CacheLayout(CacheLayout):
         ]
 
 
-def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> CacheLayout:
+def make_layout(config: KvShape, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> CacheLayout:
     kind = Int8CacheLayout if dtype == np.int8 else CacheLayout
     return kind(config, num_layers, block_size, dtype)
 
@@ -88,7 +100,7 @@ def _tile_rows(num_rows: int) -> int:
 class CpuPagedAttention:
     def __init__(
         self,
-        config: ModelConfig,
+        config: KvShape,
         num_blocks: int,
         block_size: int,
         dtype: np.dtype[Any],

@@ -1,12 +1,12 @@
 """The CPU runner: an engine step is one forward, then one call of the sampler."""
 
 from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 
-from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
 from paceline.engine.sampling.specs import Sample, SampleSpec
@@ -16,10 +16,40 @@ from paceline.engine.scheduling.job import Job
 WARM_UP_ROWS = 8
 
 
+class Attention(Protocol):
+    """A model's cache."""
+
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None: ...
+
+    def plan(self, spans: list[TokenSpan]) -> Any:
+        """Returns a batch's arrays for attention."""
+        ...
+
+
+class CpuModel(Protocol):
+    max_model_len: int
+    head: Head
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether weights are in GGUF's blocks."""
+        ...
+
+    def make_cache(self, num_blocks: int, block_size: int) -> Attention: ...
+
+    def padded(self, num_rows: int) -> int:
+        """Returns how many rows to run for `num_rows`."""
+        ...
+
+    def forward(self, batch: Batch, attention: Any, plan: Any) -> torch.Tensor:
+        """Returns the wanted tokens' logits: [num_wanted, head_size] float32. `attention`: from `make_cache`."""
+        ...
+
+
 class CpuRunner:
     """Runs engine steps, on the worker's thread only."""
 
-    def __init__(self, model: CpuLlama, attention: CpuPagedAttention) -> None:
+    def __init__(self, model: CpuModel, attention: Attention) -> None:
         self._model = model
         self._attention = attention
         self._sampler = CpuSampler()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
 from paceline.engine.cuda.runner import CudaRunner
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
@@ -57,9 +58,13 @@ class CudaMemory:
 
 
 def build_cuda(
-    config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], max_model_len: int, progress: Progress
 ) -> Backend:
     """Raises ConfigError if the kernels can't take the model, or with the budget if it does not fit."""
+    if not isinstance(loaded.config, ModelConfig):
+        raise ConfigError(
+            f"model type {loaded.config.source.model_type!r} runs with transformers' modules, so far on a CPU only"
+        )
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
@@ -69,7 +74,7 @@ def build_cuda(
 def build_on(
     config: EngineConfig,
     role: ModelRole,
-    loaded: LoadedModel,
+    loaded: LoadedModel[ModelConfig],
     max_model_len: int,
     progress: Progress,
     device: torch.device,

@@ -1,7 +1,8 @@
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.engine.models.architectures import ACTIVATIONS, ARCHITECTURES, Architecture, HeadNorm, LayerSpec, Scales
+from paceline.engine.models.modules import causal_class
 from paceline.errors import ConfigError
 
 # The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
@@ -9,10 +10,30 @@ UNKNOWN_LOGIT = -1e9
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape of a decoder, and what its layers compute."""
+class TextConfig:
+    """What the engine needs to know of any model. transformers' modules know the rest."""
+
+    implementation: ClassVar[str] = "transformers"
 
     vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    # The config of transformers. `rope` reads the rotary frequencies from it.
+    source: Any
+
+    @classmethod
+    def from_transformers(cls, config: Any) -> "TextConfig":
+        """Reads a transformers config. Raises ConfigError if transformers' modules can't run over our cache."""
+        causal_class(config)
+        return cls(config.vocab_size, _longest(config), _ends(config), config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(TextConfig):
+    """Shape of a decoder, and what its layers compute."""
+
+    implementation: ClassVar[str] = "own"
+
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -20,15 +41,11 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     tied_embeddings: bool
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
     architecture: Architecture
     layers: tuple[LayerSpec, ...]
     scales: Scales
     # See ACTIVATIONS.
     activation: tuple[float, float]
-    # The config of transformers. `rope` reads the rotary frequencies from it.
-    source: Any
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
@@ -45,8 +62,6 @@ class ModelConfig:
         if head_dim % 4:
             # The kernels take four features at a time, and do not check bounds.
             raise ConfigError(f"head_dim is {head_dim}; it must be a multiple of 4")
-        eos = config.eos_token_id
-        eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
         return cls(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -57,7 +72,7 @@ class ModelConfig:
             norm_eps=config.rms_norm_eps,
             tied_embeddings=config.tie_word_embeddings,
             max_model_len=_longest(config),
-            eos_token_ids=eos_ids,
+            eos_token_ids=_ends(config),
             architecture=architecture,
             layers=architecture.layers(config),
             scales=architecture.scales(config),
@@ -79,11 +94,20 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
+def _ends(config: Any) -> tuple[int, ...]:
+    eos = config.eos_token_id
+    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+
+
 def _longest(config: Any) -> int:
     """Returns the length up to which the rotary frequencies stay the same: longrope has others for longer sequences."""
-    parameters, longest = config.rope_parameters, config.max_position_embeddings
-    if parameters.get("rope_type") == "longrope" and parameters["short_factor"] != parameters["long_factor"]:
-        longest = min(longest, parameters["original_max_position_embeddings"])
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if (longest := getattr(config, "max_position_embeddings", None)) is None:
+        raise ConfigError("max_position_embeddings is missing")
+    # Parameters by type are dictionaries in the dictionary.
+    for each in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        if each.get("rope_type") == "longrope" and each["short_factor"] != each["long_factor"]:
+            longest = min(longest, each["original_max_position_embeddings"])
     return int(longest)
 
 

@@ -8,7 +8,16 @@ MULTIMODAL = ("gemma3", "mistral3")
 # Beginnings of the text model's names, old and new, and what they are alone.
 _TEXT = {"language_model.lm_head.": "lm_head.", "language_model.model.": "model.", "model.language_model.": "model."}
 # Beginnings of the other names.
-_OTHERS = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
+_PARTS = (
+    "vision_tower",
+    "multi_modal_projector",
+    "vision_model",
+    "visual",
+    "audio_tower",
+    "embed_vision",
+    "embed_audio",
+)
+_OTHERS = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in _PARTS)
 
 
 def text_part(source: Any, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.catalog.pull import Spoken, resolve
 from paceline.catalog.table import MODELS
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.architectures import ARCHITECTURES
+from paceline.engine.models.config import ModelConfig, TextConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
 from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
@@ -45,12 +46,13 @@ SCALE = "_scale"
 # The same tensors under Mistral's own names.
 UNREAD = "consolidated*.safetensors"
 Progress = Callable[[str], None]
+ConfigT = TypeVar("ConfigT", bound=TextConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Generic[ConfigT]):
     name: str
-    config: ModelConfig
+    config: ConfigT
     tensors: Tensors
     tokenizer_files: dict[str, bytes]
     weights_fingerprint: str
@@ -71,25 +73,30 @@ def load_model(
     progress: Progress = lambda _: None,
     device: str = "cpu",
     in_place: bool = False,
-) -> LoadedModel:
+    implementation: str = ModelConfig.implementation,
+) -> LoadedModel[Any]:
     """Loads a model. Raises ConfigError if it is not found or invalid.
 
     `device`: for random weights; all others are loaded to the CPU. `in_place`: keep the matrices of a GGUF file
-    quantized.
+    quantized. `implementation`: see EngineConfig; the config is a ModelConfig if it is our own.
     """
     if name.startswith("dummy:"):
-        config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
+        dummy, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
+        config = _read_text(dummy.source, implementation)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
-    if in_place and (file := find_gguf(name, progress)) is not None:
+    if in_place and implementation != TextConfig.implementation and (file := find_gguf(name, progress)) is not None:
         model = read_gguf(file)
         read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
-        config = _config_with_ends(name, model.config, {file.name: model.config.eos_token_id}, model.tokenizer_files)
+        named = {file.name: model.config.eos_token_id}
+        config = _config_with_ends(name, model.config, named, model.tokenizer_files, implementation)
         return LoadedModel(name, config, read, model.tokenizer_files, model.fingerprint, model.drop_pages)
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
-    if source.model_type in MULTIMODAL:
+    if source.model_type in MULTIMODAL or (
+        implementation != ModelConfig.implementation and hasattr(source, "text_config")
+    ):
         source, tensors = text_part(source, tensors)
     lender = getattr(source, LENDER_KEY, None)
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
@@ -102,7 +109,7 @@ def load_model(
         files = lent.tokenizer_files
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
-    config = _config_with_ends(name, source, _named_ends(name, folder), files)
+    config = _config_with_ends(name, source, _named_ends(name, folder), files, implementation)
     if hasattr(source, MASK_KEY):
         tensors[MASK_VECTORS] = _same_masks(name, getattr(source, MASK_KEY), tensors)
     return LoadedModel(name, config, tensors, files, fingerprint)
@@ -179,12 +186,31 @@ def _named_ends(name: str, folder: Path) -> dict[str, Any]:
         }
 
 
+def _read_text(source: PreTrainedConfig, implementation: str) -> TextConfig:
+    """Raises ConfigError if the implementation can't run the model."""
+    is_own = implementation == ModelConfig.implementation
+    if implementation == TextConfig.implementation or not (is_own or source.model_type in ARCHITECTURES):
+        return TextConfig.from_transformers(source)
+    try:
+        return ModelConfig.from_transformers(source)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_alternative(source)}") from error
+
+
+def _alternative(source: PreTrainedConfig) -> str:
+    try:
+        TextConfig.from_transformers(source)
+    except ConfigError:
+        return ""
+    return "; with `--implementation transformers` it runs"
+
+
 def _config_with_ends(
-    name: str, source: PreTrainedConfig, named: Mapping[str, Any], tokenizer_files: Mapping[str, bytes]
-) -> ModelConfig:
-    config = ModelConfig.from_transformers(source)
+    name: str, source: PreTrainedConfig, named: Mapping[str, Any], files: Mapping[str, bytes], implementation: str
+) -> TextConfig:
+    config = _read_text(source, implementation)
     with _naming(name):
-        return replace(config, eos_token_ids=find_ends(named, tokenizer_files, config.vocab_size))
+        return replace(config, eos_token_ids=find_ends(named, files, config.vocab_size))
 
 
 @contextmanager

@@ -22,13 +22,14 @@ from transformers import (
 )
 
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.architectures import ARCHITECTURES
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.rope import rope_tables
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_llama import LINEAR_ROPE, YARN_ROPE, oracle_logits, random_model, relative_error
-from tests.engine.feeding import Feeder, Rows, load_llama
+from tests.engine.feeding import Feeder, Rows, load_llama, load_modules
 
 # Orders of summation differ by less than this, and operations by more.
 MAX_RELATIVE_ERROR = 1e-5
@@ -108,9 +109,8 @@ def test_logits_are_transformers_own(folder: Path, request: pytest.FixtureReques
 KINDS = {"float32": (torch.float32, "none"), "bfloat16": (torch.bfloat16, "none"), "int4": (torch.bfloat16, "int4")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_in_any_batch(folder: Path, kind: str) -> None:
-    model = load_llama(str(folder), *KINDS[kind])
+def check_bits(model: CpuModel) -> None:
+    """Asserts that rows alone, in parts and beside others' have the bits of one forward."""
     length = min(LENGTH, model.max_model_len)
     tokens, other = TOKENS[:length], TOKENS[LENGTH : LENGTH + length]
     whole, of_other = (Feeder(model, block_size=BLOCK_SIZE).feed_split(each, [length]) for each in (tokens, other))
@@ -128,6 +128,22 @@ def test_a_row_has_the_same_bits_in_any_batch(folder: Path, kind: str) -> None:
     (last,) = feeder.feed(Rows(tokens[63:], 63, blocks))
     assert torch.equal(torch.cat([one, last]), whole[60:]), "ragged"
     assert torch.equal(two, of_other[7:]), "ragged"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_batch(folder: Path, kind: str) -> None:
+    model = load_llama(str(folder), *KINDS[kind])
+    check_bits(model)
+
+
+def test_transformers_modules_over_our_cache_have_the_same_logits(folder: Path) -> None:
+    own, modules = load_llama(str(folder)), load_modules(str(folder))
+    length = min(LENGTH, own.max_model_len)
+    known, found = (
+        Feeder(model, block_size=BLOCK_SIZE).feed_split(TOKENS[:length], [40, 5, 1, length - 46])
+        for model in (own, modules)
+    )
+    assert relative_error(found, known) < MAX_RELATIVE_ERROR
 
 
 def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(folder: Path) -> None:

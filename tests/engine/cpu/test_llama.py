@@ -58,7 +58,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 def random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Random in every parameter: a bias of 0 or a norm of 1 would hide that we forgot it."""
-    norm = 1.0 - ARCHITECTURES[config.model_type].norm_offset
+    known = ARCHITECTURES.get(config.model_type)
+    norm = 1.0 - (known.norm_offset if known else 0.0)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():

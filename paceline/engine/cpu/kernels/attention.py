@@ -39,6 +39,7 @@ PRODUCTS_TO_SHARE = 1024
 WRITE, ATTEND = range(2)
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
+NO_SINKS = np.empty(0, np.float32)
 
 
 class AttentionPlan(NamedTuple):
@@ -70,6 +71,8 @@ class Scoring(NamedTuple):
     window: int
     # A score x becomes cap * tanh(x / cap); 0: x.
     cap: float
+    # [heads] float32: each head's score without a value, which takes a part of the weight; [0]: none.
+    sinks: Array = NO_SINKS
 
 
 @compiled()
@@ -186,6 +189,9 @@ def _attend(
     mixed = np.zeros((count, head_dim), np.float32)
     peaks = np.full(count, MASKED, np.float32)
     totals = np.zeros(count, np.float32)
+    if scoring.sinks.size:
+        for index in range(count):
+            peaks[index], totals[index] = scoring.sinks[head * per_kv + index % per_kv], ONE
     cap = np.float32(scoring.cap)
     window = scoring.window if scoring.window > 0 else position + num_rows
     num_blocks = (position + num_rows - 1) // block_size + 1

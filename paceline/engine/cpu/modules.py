@@ -1,0 +1,185 @@
+"""The forward of transformers' modules on a CPU, over a flat batch."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.engine.arrays import Array
+from paceline.engine.batch import Batch, TokenSpan
+from paceline.engine.cpu.head import DenseRows, EmbeddingRows, Head
+from paceline.engine.cpu.kernels.attention import (
+    NO_SINKS,
+    AttentionPlan,
+    HeadRotation,
+    Scoring,
+    attend_by,
+    part_address,
+)
+from paceline.engine.cpu.kernels.cache import Cache
+from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows, tensor_of
+from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, MatrixUnitLinear, QuantisedLinear, make_cpu_linear
+from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
+from paceline.engine.models.config import TextConfig
+from paceline.engine.models.shapes import Tensors
+from paceline.engine.modules.attention import AttentionStep, FormRecorder, LayerForm
+from paceline.engine.modules.build import build_modules
+from paceline.errors import ConfigError
+
+_NONE = np.empty(0, np.float32)
+
+
+class CpuMatrix:
+    def __init__(self, linear: CpuLinear, rows: EmbeddingRows | None, dtype: np.dtype[Any]) -> None:
+        """`rows`: of an embedding, in `dtype`."""
+        self.linear = linear
+        self._rows = rows
+        self._dtype = dtype
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        rows = bits_of(x.contiguous())
+        return tensor_of(self.linear(pad_rows(rows, self.linear.padded(len(rows)))))[: len(rows)]
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self._rows is not None, "only embeddings are looked up"
+        return tensor_of(self._rows.rows(ids.numpy(), self._dtype))
+
+
+def _make_matrix(
+    weight: torch.Tensor, bias: torch.Tensor | None, is_looked_up: bool, make: Callable[..., CpuLinear]
+) -> CpuMatrix:
+    linear, dense = make(weight, bias), bits_of(weight)
+    if not is_looked_up:
+        return CpuMatrix(linear, None, dense.dtype)
+    rows = linear if isinstance(linear, Bfloat16Linear | MatrixUnitLinear) else DenseRows(dense)
+    return CpuMatrix(linear, rows, dense.dtype)
+
+
+class Group(NamedTuple):
+    """Layers of one shape, whose caches lie together."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def _groups(forms: dict[int, LayerForm]) -> dict[Group, list[int]]:
+    """Returns the layers of each shape."""
+    by_shape: dict[tuple[int, int, int], list[int]] = {}
+    for layer, form in forms.items():
+        by_shape.setdefault(form[:3], []).append(layer)
+    return {Group(len(layers), *shape): layers for shape, layers in by_shape.items()}
+
+
+class ModulesPlan(NamedTuple):
+    positions: Array  # [num_rows]
+    groups: list[AttentionPlan]
+
+
+class ModulesCache:
+    """The caches of all groups, with the same blocks."""
+
+    def __init__(self, forms: dict[int, LayerForm], num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> None:
+        groups = _groups(forms)
+        self._groups = [CpuPagedAttention(group, num_blocks, block_size, dtype) for group in groups]
+        # By layer: its group's index, and its cache.
+        self.of_layer: dict[int, tuple[int, Cache]] = {
+            layer: (index, cache)
+            for index, (attention, layers) in enumerate(zip(self._groups, groups.values(), strict=True))
+            for layer, cache in zip(layers, attention.cache, strict=True)
+        }
+
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        for group in self._groups:
+            group.copy_blocks(sources, destinations)
+
+    def plan(self, spans: list[TokenSpan]) -> ModulesPlan:
+        plans = [group.plan(spans) for group in self._groups]
+        # Rows come rotated: each finds the one row of a rotation that changes nothing.
+        still = np.zeros_like(plans[0].positions)
+        return ModulesPlan(plans[0].positions, [plan._replace(positions=still) for plan in plans])
+
+
+class _Step:
+    """Attention of one forward."""
+
+    def __init__(self, scores: dict[int, tuple[HeadRotation, Scoring]], cache: ModulesCache, plan: ModulesPlan) -> None:
+        self._scores, self._cache, self._plan = scores, cache, plan
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: LayerForm
+    ) -> torch.Tensor:
+        qkv = bits_of(torch.cat([each.transpose(0, 1) for each in (query, key, value)], 1).flatten(1))
+        group, cache = self._cache.of_layer[layer]
+        part_at = part_address(qkv.dtype, cache)
+        return tensor_of(attend_by(part_at, qkv, self._plan.groups[group], *self._scores[layer], 0.0, cache))
+
+
+def _scores(form: LayerForm) -> tuple[HeadRotation, Scoring]:
+    sinks = NO_SINKS if form.sinks is None else form.sinks.detach().float().numpy()
+    still = np.ones((1, form.head_dim), np.float32), np.zeros((1, form.head_dim), np.float32)
+    rotation = HeadRotation(*still, _NONE, _NONE, np.array([form.scale], np.float32))
+    return rotation, Scoring(form.window, float(form.cap), sinks)
+
+
+class CpuModules:
+    def __init__(
+        self, config: TextConfig, tensors: Tensors, dtype: torch.dtype, quantization: str, max_model_len: int,
+        batch_invariant: bool = True, cache_dtype: np.dtype[Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Takes the tensors out of `tensors`. Raises ConfigError if the engine can't run the model.
+
+        `cache_dtype`: one of CACHE_DTYPES, None for the model's.
+        """
+        self.config = config
+        self.max_model_len = max_model_len
+        self._cache_dtype = cache_dtype or np.dtype(np.uint16 if dtype is torch.bfloat16 else np.float32)
+        make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
+        self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make))
+        self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
+        self._forms = self._find_forms()
+        self._scores = {layer: _scores(form) for layer, form in self._forms.items()}
+
+    @property
+    def is_quantised(self) -> bool:
+        return isinstance(self.head.linear, QuantisedLinear)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Returns the bytes of a block of the cache."""
+        return sum(
+            make_layout(group, group.num_layers, block_size, self._cache_dtype).block_bytes
+            for group in _groups(self._forms)
+        )
+
+    def make_cache(self, num_blocks: int, block_size: int) -> ModulesCache:
+        return ModulesCache(self._forms, num_blocks, block_size, self._cache_dtype)
+
+    def padded(self, num_rows: int) -> int:
+        """Each product pads its own rows."""
+        return num_rows
+
+    def forward(self, batch: Batch, attention: ModulesCache, plan: ModulesPlan) -> torch.Tensor:
+        """Returns the wanted tokens' logits: [num_wanted, vocab_size] float32."""
+        return self._run(batch.tokens, plan.positions, batch.wanted, _Step(self._scores, attention, plan))
+
+    def _run(self, tokens: Array, positions: Array, wanted: Array, step: AttentionStep) -> torch.Tensor:
+        ids, places, kept = map(torch.from_numpy, (tokens, positions, wanted))
+        output = self._model(
+            input_ids=ids[None], position_ids=places[None], use_cache=False, logits_to_keep=kept, paceline_step=step
+        )
+        logits: torch.Tensor = output.logits[0].float()  # [num_wanted, vocab_size]
+        return logits
+
+    @torch.inference_mode()
+    def _find_forms(self) -> dict[int, LayerForm]:
+        """Runs a row to see what each layer's attention is."""
+        recorder = FormRecorder()
+        zero = np.zeros(1, np.int64)
+        self._run(zero, zero, zero, recorder)
+        count = self.config.source.num_hidden_layers
+        if idle := [layer for layer in range(count) if layer not in recorder.forms]:
+            raise ConfigError(f"layer {idle[0]} has no attention; recurrent layers are not supported")
+        return recorder.forms

@@ -1,0 +1,30 @@
+"""Which models run with transformers' modules: decoders that declare its attention interface."""
+
+from typing import Any
+
+from paceline.errors import ConfigError
+
+# The kinds of layers whose state is the KV cache.
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def causal_class(config: Any) -> Any:
+    """Returns the class of a transformers config's decoder. Raises ConfigError, saying what is missing, if it can't run."""
+    # Here, because they import torch's compiler, which our own models do not need.
+    from transformers import AutoModelForCausalLM
+
+    kind = config.model_type
+    if getattr(config, "auto_map", None):
+        raise ConfigError(f"model type {kind!r} brings its own code (trust_remote_code), which is never run")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"model type {kind!r} has no decoder in transformers")
+    model = AutoModelForCausalLM._model_mapping[type(config)]
+    if not model._supports_attention_backend:
+        raise ConfigError(f"model type {kind!r} does not declare transformers' attention interface")
+    if unknown := set(getattr(config, "layer_types", None) or ()).difference(LAYER_TYPES):
+        raise ConfigError(
+            f"model type {kind!r} has layers of type {sorted(unknown)[0]!r}; supported: {', '.join(LAYER_TYPES)}"
+        )
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ConfigError("use_bidirectional_attention is set; it must be False: a token sees those before it")
+    return model

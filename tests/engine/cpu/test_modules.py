@@ -1,0 +1,87 @@
+"""transformers' modules over our cache: its logits at float32, and the same bits in any batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from paceline.engine.cpu.batch_invariance import check_forward
+from paceline.engine.cpu.modules import CpuMatrix
+from tests.engine.cpu.test_architectures import (
+    ALTERNATE,
+    BLOCK_SIZE,
+    LENGTH,
+    MAX_RELATIVE_ERROR,
+    SHAPE,
+    TOKENS,
+    WINDOW,
+    check_bits,
+    write_random,
+)
+from tests.engine.cpu.test_llama import oracle_logits, random_model, relative_error
+from tests.engine.feeding import Feeder, load_modules
+
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# Architectures that our own layers do not have.
+KNOWN: dict[str, dict[str, Any]] = {
+    "qwen3_moe": EXPERTS | {"head_dim": 32, "num_experts": 8, "mlp_only_layers": [1], "norm_topk_prob": True},
+    "gpt_oss": EXPERTS | ALTERNATE | {
+        "head_dim": 32, "num_local_experts": 8, "intermediate_size": 32, "rope_parameters": PLAIN_ROPE
+    },
+    "granitemoe": EXPERTS | {"num_local_experts": 8, "intermediate_size": 32},
+    "gemma4_text": {
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": SHAPE["vocab_size"], "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "cohere2": ALTERNATE | {"head_dim": 32},
+    "exaone4": ALTERNATE | {"head_dim": 32},
+    "glm4": {"head_dim": 32},
+    # Its router multiplies in float32.
+    "glm4_moe": EXPERTS | {"head_dim": 32, "n_routed_experts": 32, "first_k_dense_replace": 1},
+    "starcoder2": {"sliding_window": WINDOW},
+    "phi": {},
+}  # fmt: skip
+
+
+def config_of(kind: str) -> PreTrainedConfig:
+    return AutoConfig.for_model(kind, **SHAPE | KNOWN[kind])
+
+
+@pytest.fixture(scope="module", params=KNOWN)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_random(config_of(kind), folder)
+    return folder
+
+
+def test_logits_are_transformers_own(folder: Path, kind: str) -> None:
+    tokens = TOKENS[:LENGTH]
+    logits = Feeder(load_modules(str(folder)), block_size=BLOCK_SIZE).feed_split(tokens, [70, 1, 9, LENGTH - 80])
+    error = relative_error(logits, oracle_logits(random_model(config_of(kind)), tokens))
+    assert error < MAX_RELATIVE_ERROR, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_in_any_batch(folder: Path, dtype: torch.dtype) -> None:
+    check_bits(load_modules(str(folder), dtype))
+
+
+def test_the_check_at_load_finds_products_that_depend_on_the_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_random(config_of("qwen3_moe"), tmp_path)
+    model = load_modules(str(tmp_path))
+    assert check_forward(model, BLOCK_SIZE).variant_parts == []
+    product = CpuMatrix.multiply
+    # As a library may sum a row alone in another order.
+    monkeypatch.setattr(CpuMatrix, "multiply", lambda self, x: product(self, x) * (1 + 1e-6 * (len(x) == 1)))
+    assert "forward of 1 tokens" in check_forward(model, BLOCK_SIZE).variant_parts
