@@ -25,6 +25,15 @@ class StateSpan(NamedTuple):
     snapshot_slot: int
 
 
+# A snapshot is taken at least once in this many tokens.
+SNAPSHOT_TOKENS = 1024
+
+
+def num_slots_for(num_tokens: int) -> int:
+    """Returns how many slots suit a cache of `num_tokens`: a snapshot of each interval, and one to restore it to."""
+    return 1 + -(-num_tokens // SNAPSHOT_TOKENS)
+
+
 class StatePool:
     """Hands out slots 0 … num_slots - 1. Models without recurrent layers have none."""
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cache.state_pool import StatePool, StateSpan
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
@@ -17,7 +18,9 @@ WARM_UP_ROWS = 8
 
 
 class Attention(Protocol):
-    """A model's cache."""
+    """A model's cache. `states` has no slots without recurrent layers."""
+
+    states: StatePool
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None: ...
 
@@ -58,10 +61,11 @@ class CpuRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Prepares kernels for the usual sizes. Writes to the first block, which no sequence holds yet."""
+        """Prepares kernels for the usual sizes. Writes to the first block and state, which no sequence holds yet."""
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
-            builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
+            wanted = [False] * (num_rows - 1) + [True]
+            builder.add([0] * num_rows, 0, [0], wanted, StateSpan(0, 0, 0, 0, 0))
             batch = builder.build(self._model.padded(builder.num_tokens))
             self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 

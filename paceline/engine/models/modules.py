@@ -4,8 +4,10 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-# The kinds of layers whose state is the KV cache.
-LAYER_TYPES = ("full_attention", "sliding_attention")
+# Those of the last two are recurrent.
+LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv")
+# Models that use the attention interface but do not declare it.
+UNDECLARED = ("qwen3_5_text", "qwen3_5_moe_text")
 
 
 def causal_class(config: Any) -> Any:
@@ -19,7 +21,7 @@ def causal_class(config: Any) -> Any:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ConfigError(f"model type {kind!r} has no decoder in transformers")
     model = AutoModelForCausalLM._model_mapping[type(config)]
-    if not model._supports_attention_backend:
+    if not (model._supports_attention_backend or kind in UNDECLARED):
         raise ConfigError(f"model type {kind!r} does not declare transformers' attention interface")
     if unknown := set(getattr(config, "layer_types", None) or ()).difference(LAYER_TYPES):
         raise ConfigError(

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.modules import causal_class
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors
-from paceline.engine.modules import attention, experts
+from paceline.engine.modules import attention, experts, recurrent
 from paceline.engine.modules.matrices import Matrix, MatrixWeight
 from paceline.errors import ConfigError
 
@@ -29,6 +29,7 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
     model.set_attn_implementation(attention.NAME)
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts.NAME)
+    recurrent.use_mixers(model)
     _use_matrices(model, make)
     return model.eval()
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.recurrent_sequence import LOG_TOKENS, SNAPSHOT_TOKENS, open_sequence
+from paceline.engine.cache.recurrent_sequence import LOG_TOKENS, open_sequence
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cache.state_pool import StatePool
+from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, StatePool
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams
 
