@@ -60,9 +60,11 @@ def load_llama(
     )
 
 
-def load_modules(name: str, dtype: torch.dtype = torch.float32, quantization: str = "none") -> CpuModules:
-    """A model with transformers' modules, as the engine builds it."""
-    loaded = load_model(name, dtype, implementation="transformers")
+def load_modules(
+    name: str, dtype: torch.dtype = torch.float32, quantization: str = "none", in_place: bool = False
+) -> CpuModules:
+    """A model with transformers' modules, as the engine builds it. `in_place`: see `load_model`."""
+    loaded = load_model(name, dtype, in_place=in_place, implementation="transformers")
     return CpuModules(loaded.config, loaded.tensors, dtype, quantization, loaded.config.max_model_len)
 
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.engine.backend import Backend, BatchCheck, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.config import EngineConfig, ModelRole
@@ -22,7 +24,7 @@ from paceline.engine.cpu.modules import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.models.config import ModelConfig, TextConfig
-from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
@@ -79,10 +81,7 @@ def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], max_model_len: int, progress: Progress
 ) -> Backend:
     """Builds the backend. Raises ConfigError if the model does not fit into memory or a setting is invalid."""
-    weights_bytes = sum(
-        tensor.data.nbytes if isinstance(tensor, FileTensor) else tensor.numel() * tensor.element_size()
-        for tensor in loaded.tensors.values()
-    )
+    weights_bytes = sum(map(_num_bytes, loaded.tensors.values()))
     block_size = config.block_size or CPU_BLOCK_SIZE
 
     def fit(block_bytes: int, slot_bytes: int = 0) -> int:
@@ -112,6 +111,13 @@ def build_cpu(
     runner.warm_up()
     give_back_freed()
     return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids(), states=attention.states)
+
+
+def _num_bytes(tensor: torch.Tensor | FileTensor | Parts) -> int:
+    if isinstance(tensor, torch.Tensor):
+        return tensor.numel() * tensor.element_size()
+    parts = (tensor,) if isinstance(tensor, FileTensor) else tensor
+    return sum(part.data.nbytes for part in parts)
 
 
 # The model, its number of blocks, and `check(block_size)`.

@@ -19,7 +19,7 @@ from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, S
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
 from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, cap_rows, rms_norm
-from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
+from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows
 from paceline.engine.cpu.linear import (
     Bfloat16Linear,
     CpuLinear,
@@ -37,7 +37,6 @@ from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight, as_tensor, check_shapes, fused
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
-ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
 def _take_norm(tensors: Tensors, name: str, config: ModelConfig) -> Array:

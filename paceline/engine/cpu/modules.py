@@ -20,12 +20,12 @@ from paceline.engine.cpu.kernels.attention import (
     part_address,
 )
 from paceline.engine.cpu.kernels.cache import Cache
-from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows, tensor_of
+from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows, tensor_of
 from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, MatrixUnitLinear, QuantisedLinear, make_cpu_linear
 from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
 from paceline.engine.cpu.states import CpuStates, plan_states, slot_bytes
 from paceline.engine.models.config import TextConfig
-from paceline.engine.models.shapes import Tensors
+from paceline.engine.models.shapes import Tensors, Weight, as_tensor
 from paceline.engine.modules.attention import AttentionStep, LayerForm
 from paceline.engine.modules.build import build_modules
 from paceline.engine.modules.recurrent import Rule, RuleRecorder
@@ -51,13 +51,18 @@ class CpuMatrix:
 
 
 def _make_matrix(
-    weight: torch.Tensor, bias: torch.Tensor | None, is_looked_up: bool, make: Callable[..., CpuLinear]
+    weight: Weight, bias: torch.Tensor | None, is_looked_up: bool, make: Callable[..., CpuLinear], dtype: torch.dtype
 ) -> CpuMatrix:
-    linear, dense = make(weight, bias), bits_of(weight)
-    if not is_looked_up:
-        return CpuMatrix(linear, None, dense.dtype)
-    rows = linear if isinstance(linear, Bfloat16Linear | MatrixUnitLinear) else DenseRows(dense)
-    return CpuMatrix(linear, rows, dense.dtype)
+    linear = make(weight, bias)
+    rows: EmbeddingRows | None = None
+    if isinstance(linear, Bfloat16Linear | MatrixUnitLinear) or (
+        isinstance(linear, QuantisedLinear) and not isinstance(weight, torch.Tensor)
+    ):
+        rows = linear
+    elif is_looked_up:
+        # A tensor that the linear has rounded, or has in another order.
+        rows = DenseRows(bits_of(as_tensor(weight, dtype)))
+    return CpuMatrix(linear, rows, np.dtype(ELEMENTS[dtype]))
 
 
 class Group(NamedTuple):
@@ -150,9 +155,9 @@ class CpuModules:
         """
         self.config = config
         self.max_model_len = max_model_len
-        self._cache_dtype = cache_dtype or np.dtype(np.uint16 if dtype is torch.bfloat16 else np.float32)
+        self._cache_dtype = cache_dtype or np.dtype(ELEMENTS[dtype])
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
-        self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make))
+        self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make, dtype=dtype))
         self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
         self._forms, self._rules = self._find_forms()
         self._scores = {layer: _scores(form) for layer, form in self._forms.items()}

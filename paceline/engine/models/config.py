@@ -2,7 +2,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from paceline.engine.models.architectures import ACTIVATIONS, ARCHITECTURES, Architecture, HeadNorm, LayerSpec, Scales
-from paceline.engine.models.modules import causal_class
+from paceline.engine.models.modules import causal_class, typed
 from paceline.errors import ConfigError
 
 # The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
@@ -24,6 +24,7 @@ class TextConfig:
     @classmethod
     def from_transformers(cls, config: Any) -> "TextConfig":
         """Reads a transformers config. Raises ConfigError if transformers' modules can't run over our cache."""
+        config = typed(config)
         causal_class(config)
         return cls(config.vocab_size, _longest(config), _ends(config), config)
 

@@ -2,12 +2,30 @@
 
 from typing import Any
 
+import torch
+
 from paceline.errors import ConfigError
 
 # Those of the last two are recurrent.
 LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv")
 # Models that use the attention interface but do not declare it.
 UNDECLARED = ("qwen3_5_text", "qwen3_5_moe_text")
+
+
+def typed(config: Any) -> Any:
+    """Returns a transformers config in its model type's class: a GGUF file's has none."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    if type(config) is not PreTrainedConfig:
+        return config
+    fields = {name: value for name, value in config.to_dict().items() if name != "model_type"}
+    return AutoConfig.for_model(config.model_type, **fields)
+
+
+def parameter_names(config: Any) -> list[str]:
+    """Returns the names of the parameters of a decoder's modules."""
+    with torch.device("meta"):
+        return list(causal_class(config)._from_config(config).state_dict())
 
 
 def causal_class(config: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.models.config import ModelConfig, expected_shapes, needed_shapes
-from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.gguf.tensors import FileTensor, Parts, dequantised
 from paceline.errors import ConfigError
 
 # [num_masks, hidden_size], in a draft that can fill masks.
@@ -58,8 +58,8 @@ def fused(tensors: Tensors, prefix: str, *names: str, order: Array | None = None
     return torch.cat([as_tensor(part, plain[0].dtype) for part in parts]), bias
 
 
-def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.from_numpy(weight.dequantised()) if isinstance(weight, FileTensor) else weight).to(dtype)
+def as_tensor(weight: torch.Tensor | FileTensor | Parts, dtype: torch.dtype) -> torch.Tensor:
+    return (weight if isinstance(weight, torch.Tensor) else torch.from_numpy(dequantised(weight))).to(dtype)
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:

@@ -28,7 +28,7 @@ from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
 from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
-from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.multimodal import MULTIMODAL, text_part
 from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
@@ -85,7 +85,7 @@ def load_model(
         config = _read_text(dummy.source, implementation)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
-    if in_place and implementation != TextConfig.implementation and (file := find_gguf(name, progress)) is not None:
+    if in_place and (file := find_gguf(name, progress)) is not None:
         model = read_gguf(file)
         read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
         named = {file.name: model.config.eos_token_id}
@@ -151,10 +151,11 @@ def find_gguf(name: str, progress: Progress = lambda _: None) -> Path | None:
     return None
 
 
-def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
-    if tensor.is_in_blocks:
+def _in_dtype(tensor: FileTensor | Parts, dtype: torch.dtype) -> torch.Tensor | FileTensor | Parts:
+    parts = (tensor,) if isinstance(tensor, FileTensor) else tensor
+    if all(part.is_in_blocks for part in parts):
         return tensor
-    return as_tensor(tensor, dtype if len(tensor.shape) > 1 else torch.float32)
+    return as_tensor(tensor, dtype if len(parts[0].shape) > 1 else torch.float32)
 
 
 def _fetched(name: str, progress: Progress) -> Path:

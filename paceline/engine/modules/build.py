@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from paceline.engine.models.config import TextConfig
+from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.modules import causal_class
-from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors
+from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight
 from paceline.engine.modules import attention, experts, recurrent
 from paceline.engine.modules.matrices import Matrix, MatrixWeight
 from paceline.errors import ConfigError
 
 # `make(weight, bias, is_looked_up)`: weight [out_features, in_features], bias [out_features] or None.
-MakeMatrix = Callable[[torch.Tensor, torch.Tensor | None, bool], Matrix]
+MakeMatrix = Callable[[Weight, torch.Tensor | None, bool], Matrix]
 
 
 def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make: MakeMatrix) -> Any:
@@ -25,12 +26,15 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
     """
     if drafts := sorted({HEAD_IDS, MASK_VECTORS} & tensors.keys()):
         raise ConfigError(f"a distilled draft ({drafts[0]}) runs with our own layers only: `--implementation own`")
-    model = _load(config, tensors, dtype)
+    files = {name: tensors.pop(name) for name in list(tensors) if not isinstance(tensors[name], torch.Tensor)}
+    files = {name: (found,) if isinstance(found, FileTensor) else found for name, found in files.items()}
+    model = _load(config, tensors | {name: _stand_in(parts, dtype) for name, parts in files.items()}, dtype)
+    tensors.clear()
     model.set_attn_implementation(attention.NAME)
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts.NAME)
+    _use_matrices(model, files, make)
     recurrent.use_mixers(model)
-    _use_matrices(model, make)
     return model.eval()
 
 
@@ -42,33 +46,46 @@ def _load(config: TextConfig, tensors: Tensors, dtype: torch.dtype) -> Any:
         )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"the weights do not match the config: {error}") from error
-    tensors.clear()
     for what in ("missing", "unexpected", "mismatched"):
         if keys := found[f"{what}_keys"]:
             raise ConfigError(f"the weights do not match the config: {sorted(map(str, keys))[0]} is {what}")
     return model
 
 
-def _use_matrices(model: Any, make: MakeMatrix) -> None:
-    owners: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in list(model.modules()):
+def _stand_in(parts: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of the joined shape that takes no memory."""
+    *stack, _, in_features = parts[0].shape
+    shape = *stack, sum(part.shape[-2] for part in parts), in_features
+    return torch.empty(1, dtype=dtype).expand(shape)
+
+
+def _use_matrices(model: Any, files: dict[str, Parts], make: MakeMatrix) -> None:
+    """`files`: the parameters that are read from a file in place."""
+    for name, module in list(model.named_modules()):
         if experts.are_experts(module):
-            experts.use_matrices(module, make)
-        elif isinstance(weight := module._parameters.get("weight"), nn.Parameter) and weight.ndim == 2:
-            owners.setdefault(weight, []).append(module)
+            experts.use_matrices(
+                module, {key: files[each] for key in module._parameters if (each := f"{name}.{key}") in files}, make
+            )
+    owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        if (weight := module._parameters.get("weight")) is not None and weight.ndim == 2:
+            owners.setdefault(weight, []).append((f"{name}.weight", module))
     while owners:
-        weight, modules = owners.popitem()
-        multiplying = [module for module in modules if not isinstance(module, nn.Embedding)]
-        if multiplying:
-            # Tied to the embedding, if there are several.
-            matrix = _weight(weight, multiplying[0], make, is_looked_up=len(modules) > 1)
-            for module in modules:
+        weight, places = owners.popitem()
+        parts = next((files[name] for name, _ in places if name in files), None)
+        multiplying = [module for _, module in places if not isinstance(module, nn.Embedding)]
+        if multiplying or parts:
+            stand_in = _weight(weight, parts, multiplying, len(multiplying) < len(places), make)
+            for _, module in places:
                 del module._parameters["weight"]
-                module.weight = matrix
+                module.weight = stand_in
 
 
-def _weight(weight: nn.Parameter, module: nn.Module, make: MakeMatrix, is_looked_up: bool) -> MatrixWeight:
-    dense, bias = weight.detach(), module._parameters.get("bias")
+def _weight(
+    weight: nn.Parameter, parts: Parts | None, modules: list[nn.Module], is_looked_up: bool, make: MakeMatrix
+) -> MatrixWeight:
+    """`modules`: those that multiply with it."""
+    dense, bias = weight.detach(), modules[0]._parameters.get("bias") if modules else None
 
     @cache
     def in_float32() -> MatrixWeight:
@@ -76,5 +93,6 @@ def _weight(weight: nn.Parameter, module: nn.Module, make: MakeMatrix, is_looked
         return MatrixWeight.of(make(wide, None, False), wide, None)
 
     # Only routers, which are small, multiply in float32: theirs stay.
-    widen = None if isinstance(module, nn.Linear) else in_float32
-    return MatrixWeight.of(make(dense, None if bias is None else bias.detach(), is_looked_up), dense, bias, widen)
+    may_widen = parts is None and not any(isinstance(module, nn.Linear) for module in modules)
+    matrix = make(parts or dense, None if bias is None else bias.detach(), is_looked_up)
+    return MatrixWeight.of(matrix, dense, bias, in_float32 if may_widen else None)

@@ -1,12 +1,14 @@
 """Mixtures of experts with the engine's products, in transformers' interface (`ALL_EXPERTS_FUNCTIONS`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from paceline.engine.models.gguf.tensors import Parts
+from paceline.engine.models.shapes import Weight
 from paceline.engine.modules.matrices import Matrix
 
 NAME = "paceline"
@@ -16,18 +18,23 @@ def are_experts(module: nn.Module) -> bool:
     return hasattr(module, "_apply_gate") and hasattr(module, "num_experts")
 
 
-def use_matrices(module: Any, make: Callable[..., Matrix]) -> None:
-    """Replaces an experts' module's weights, [num_experts, ...], by a pair of matrices for each expert."""
-    up = _take(module, "gate_up_proj" if module.has_gate else "up_proj", make)
-    module.matrices = list(zip(up, _take(module, "down_proj", make), strict=True))
+def use_matrices(module: Any, files: dict[str, Parts], make: Callable[..., Matrix]) -> None:
+    """Replaces an experts' module's weights, [num_experts, ...], by a pair of matrices for each expert.
+
+    `files`: the weights that are read from a file in place.
+    """
+    names = "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+    up, down = ([make(*expert, False) for expert in _take(module, name, files.get(name))] for name in names)
+    module.matrices = list(zip(up, down, strict=True))
 
 
-def _take(module: Any, name: str, make: Callable[..., Matrix]) -> list[Matrix]:
+def _take(module: Any, name: str, parts: Parts | None) -> Iterator[tuple[Weight, torch.Tensor | None]]:
+    """Removes a weight. Yields each expert's, and its bias."""
     weights = module._parameters.pop(name).detach()
-    biases = module._parameters.pop(f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
-    if module.is_transposed:
-        weights = weights.transpose(1, 2)
-    return [make(weight.contiguous(), bias, False) for weight, bias in zip(weights, biases, strict=True)]
+    biases = module._parameters.pop(f"{name}_bias").detach() if module.has_bias else None
+    for index, weight in enumerate(weights.transpose(1, 2) if module.is_transposed else weights):
+        in_file = tuple(part.matrix(index) for part in parts or ())
+        yield in_file or weight.contiguous(), None if biases is None else biases[index]
 
 
 def _run(module: Any, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

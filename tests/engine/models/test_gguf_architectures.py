@@ -12,19 +12,23 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
+from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.architectures import ARCHITECTURES as KNOWN
 from paceline.engine.models.gguf.architectures import ARCHITECTURES
-from paceline.engine.models.gguf.file import read_gguf
+from paceline.engine.models.gguf.file import GATE_UP, read_gguf
+from paceline.engine.models.gguf.tensors import dequantised
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_llama import MAX_RELATIVE_ERROR, oracle_logits, random_model, relative_error
-from tests.engine.feeding import Feeder, load_llama
+from tests.engine.feeding import Feeder, load_llama, load_modules
 from tests.engine.models.gguf_files import HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, VOCAB, Blocks, write_gguf
 
 LENGTH, WINDOW = 90, 33
@@ -40,6 +44,10 @@ YARN_KEYS = {
     "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64,
 }  # fmt: skip
 THREE_OF_FOUR = ["sliding_attention"] * 3 + ["full_attention"]
+GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.25, "logits_scaling": 1.5,
+}  # fmt: skip
+GRANITE_KEYS = {"embedding_scale": 3.0, "attention__scale": 0.1, "residual_scale": 0.25, "logit_scale": 1.5}
 # llama.cpp's name, the model, and the keys besides those of all files.
 MODELS: dict[str, tuple[str, PreTrainedConfig, dict[str, Any]]] = {
     "phi3": (
@@ -48,11 +56,7 @@ MODELS: dict[str, tuple[str, PreTrainedConfig, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", SmolLM3Config(**SHAPE, rope_parameters=ROPE), {}),
     "granite": (
-        "granite", GraniteConfig(
-            **SHAPE, rope_parameters=ROPE, embedding_multiplier=3.0, attention_multiplier=0.1, residual_multiplier=0.25,
-            logits_scaling=1.5,
-        ),
-        {"embedding_scale": 3.0, "attention__scale": 0.1, "residual_scale": 0.25, "logit_scale": 1.5},
+        "granite", GraniteConfig(**SHAPE, **GRANITE, rope_parameters=ROPE), GRANITE_KEYS,
     ),
     "gemma2": (
         "gemma2", Gemma2Config(
@@ -74,6 +78,21 @@ MODELS: dict[str, tuple[str, PreTrainedConfig, dict[str, Any]]] = {
             "rope__scaling__type": "linear", "rope__scaling__factor": 8.0,
         },
     ),
+    "granitemoe": (
+        # A small residual: routers of random numbers would spread bfloat16's errors.
+        "granitemoe", GraniteMoeConfig(
+            **SHAPE, **GRANITE | {"residual_multiplier": 0.1}, rope_parameters=ROPE, num_local_experts=4,
+            num_experts_per_tok=2,
+        ),
+        GRANITE_KEYS | {"residual_scale": 0.1, "expert_count": 4, "expert_used_count": 2},
+    ),
+    "qwen3moe": (
+        "qwen3moe", Qwen3MoeConfig(
+            **SHAPE, rope_parameters=ROPE, head_dim=HEAD_DIM, num_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=INNER // 2, norm_topk_prob=True,
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": INNER // 2},
+    ),
     "olmo2": ("olmo2", Olmo2Config(**SHAPE, rope_parameters=ROPE), {"attention__key_length": None}),
     "olmo3": (
         "olmo2", Olmo3Config(
@@ -89,11 +108,13 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_up_proj": "ffn_up", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "block_sparse_moe.router": "ffn_gate_inp",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight", "mlp.gate.": "ffn_gate_inp.",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
 # The norm before the MLP, where there is no other.
-BEFORE_MLP = ("phi3", "smollm3", "granite")
-INTERLEAVED = {"smollm3", "granite"}
+BEFORE_MLP = ("phi3", "smollm3", "granite", "granitemoe", "qwen3moe")
+INTERLEAVED = {"smollm3", "granite", "granitemoe"}
 F32 = GGMLQuantizationType.F32
 # A tensor for each layer.
 EMPTY: Blocks = {f"tensor{i}": (np.zeros((1, 4), np.uint8), F32) for i in range(2)}
@@ -116,7 +137,18 @@ def written(name: str, path: Path, layout: GGMLQuantizationType) -> dict[str, to
             if old == "post_attention_layernorm" and architecture in BEFORE_MLP:
                 new = "ffn_norm"
             theirs = theirs.replace(old, new)
-        kind = layout if values.ndim == 2 else F32
+        if ours.endswith(GATE_UP):
+            prefix, halves = (
+                theirs.split("block_sparse_moe" if "block_sparse_moe" in theirs else "mlp")[0],
+                np.split(values, 2, 1),
+            )
+            held = []
+            for name_of, half in zip(("ffn_gate_exps", "ffn_up_exps"), halves, strict=True):
+                blocks[f"{prefix}{name_of}.weight"] = quantize(half, layout).view(np.uint8), layout
+                held.append(dequantize(blocks[f"{prefix}{name_of}.weight"][0], layout) if layout != F32 else half)
+            tensors[ours] = torch.from_numpy(np.concatenate(held, 1))
+            continue
+        kind = layout if values.ndim > 1 and "ffn_gate_inp" not in theirs else F32
         blocks[theirs] = quantize(values, kind).view(np.uint8), kind
         if kind != F32:
             held = dequantize(blocks[theirs][0], kind)
@@ -127,10 +159,15 @@ def written(name: str, path: Path, layout: GGMLQuantizationType) -> dict[str, to
     return tensors
 
 
+def load(name: str, *arguments: Any, **options: Any) -> CpuModel:
+    is_own = MODELS[name][1].model_type in KNOWN
+    return (load_llama if is_own else load_modules)(*arguments, **options)
+
+
 def test_every_architecture_is_tested() -> None:
     """Here or in test_gguf.py."""
     assert {architecture for architecture, _, _ in MODELS.values()} | {"llama", "qwen2", "qwen3"} == set(ARCHITECTURES)
-    assert {each.model_type for each in ARCHITECTURES.values()} <= set(KNOWN)
+    assert {each.model_type for each in ARCHITECTURES.values()} - set(KNOWN) == {"granitemoe", "qwen3_moe"}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -141,9 +178,9 @@ def test_a_file_is_the_model_that_was_written(name: str, tmp_path: Path, monkeyp
     read = read_gguf(path)
     assert read.tensors.keys() == tensors.keys()
     for key, tensor in tensors.items():
-        torch.testing.assert_close(torch.from_numpy(read.tensors[key].dequantised()), tensor, rtol=0, atol=2e-7)
+        torch.testing.assert_close(torch.from_numpy(dequantised(read.tensors[key])), tensor, rtol=0, atol=2e-7)
     tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    logits = Feeder(load_llama(str(path)), block_size=16).feed_split(tokens, [LENGTH])
+    logits = Feeder(load(name, str(path)), block_size=16).feed_split(tokens, [LENGTH])
     error = relative_error(logits, oracle_logits(random_model(config), tokens))
     assert error < MAX_RELATIVE_ERROR, f"relative error {error:.2e}"
 
@@ -155,10 +192,21 @@ def test_blocks_in_place_are_near_the_same_numbers_at_float32(name: str, tmp_pat
     model = random_model(MODELS[name][1])
     model.load_state_dict(tensors, strict=False)
     tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    ours = Feeder(load_llama(str(path), torch.bfloat16, "auto", in_place=True), block_size=16)
+    ours = Feeder(load(name, str(path), torch.bfloat16, "auto", in_place=True), block_size=16)
     # A wrong row would be a hundred times as far away.
     similarity = torch.cosine_similarity(ours.feed_split(tokens, [60, *[1] * 30]), oracle_logits(model, tokens), dim=1)
     assert float(similarity.median()) > 0.99
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma2"])
+def test_transformers_modules_multiply_with_blocks_in_place(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    written(name, path, GGMLQuantizationType.Q8_0)
+    tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+    own, modules = (read(str(path), torch.bfloat16, "auto", in_place=True) for read in (load_llama, load_modules))
+    assert (own.is_quantised, modules.is_quantised) == (True, True)
+    found, known = (Feeder(model, block_size=16).feed_split(tokens, [60, 30]) for model in (modules, own))
+    assert float(torch.cosine_similarity(found, known, dim=1).median()) > 0.99
 
 
 @pytest.mark.parametrize(("name", "metadata", "reason"), [

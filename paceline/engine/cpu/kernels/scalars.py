@@ -80,6 +80,10 @@ def _type_call_at(typing_context: Any, kernel: Any, address: Any, arguments: Any
 call_at: Callable[..., Any] = intrinsic(_type_call_at)
 
 
+# What `bits_of` makes of a tensor's elements.
+ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+
+
 def bits_of(tensor: torch.Tensor) -> Array:
     """Views a tensor as the array that kernels take: float32, or bfloat16 as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()

@@ -31,6 +31,8 @@ class GgufArchitecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Keys that `complete` reads.
     others: tuple[str, ...] = ()
+    # Parts of transformers' names -> what `gguf` calls them.
+    aliases: Mapping[str, str] = field(default_factory=dict)
     # Sets the other fields.
     complete: Callable[[PreTrainedConfig, Given], None] = lambda config, given: None
 
@@ -85,6 +87,16 @@ def _olmo2(config: PreTrainedConfig, given: Given) -> None:
         _set_ropes(config, given("rope.freq_base", 10_000.0))
 
 
+def _qwen3moe(config: PreTrainedConfig, given: Given) -> None:
+    # llama.cpp divides the weights of a row's experts by their sum.
+    config.norm_topk_prob = True
+
+
+_GRANITE_KEYS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+
 # By llama.cpp's name.
 ARCHITECTURES = {
     # Mistral's models are "llama" too.
@@ -93,13 +105,20 @@ ARCHITECTURES = {
     "qwen3": GgufArchitecture("qwen3"),
     "smollm3": GgufArchitecture("smollm3", interleaves_heads=True, complete=_smollm3),
     "phi3": GgufArchitecture("phi3", keys={_WINDOW: "sliding_window"}, defaults={"sliding_window": None}),
-    "granite": GgufArchitecture(
-        "granite",
+    "granite": GgufArchitecture("granite", interleaves_heads=True, keys=_GRANITE_KEYS),
+    "granitemoe": GgufArchitecture(
+        "granitemoe",
         interleaves_heads=True,
+        keys=_GRANITE_KEYS | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        aliases={"block_sparse_moe.router": "mlp.gate", "block_sparse_moe": "mlp"},
+    ),
+    "qwen3moe": GgufArchitecture(
+        "qwen3_moe",
         keys={
-            "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+            "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
         },
+        complete=_qwen3moe,
     ),
     "gemma2": GgufArchitecture(
         "gemma2",

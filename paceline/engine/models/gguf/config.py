@@ -76,7 +76,7 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     _require_positive({field: value for field, value in fields.items() if value is not None})
     if fields["num_hidden_layers"] > len(header.places):  # a damaged number may be billions
         raise ConfigError(f"it has {len(header.places)} tensors for {fields['num_hidden_layers']} layers")
-    rotates_partly = KNOWN[architecture.model_type].rotates_partly
+    rotates_partly = architecture.model_type in KNOWN and KNOWN[architecture.model_type].rotates_partly
     head_dim = (
         fields["hidden_size"] // heads
         if rotates_partly

@@ -7,25 +7,43 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import PreTrainedConfig
 
+from paceline.engine.models.architectures import ARCHITECTURES as KNOWN
 from paceline.engine.models.config import ModelConfig, expected_shapes
 from paceline.engine.models.gguf.architectures import ARCHITECTURES
 from paceline.engine.models.gguf.config import read_config
 from paceline.engine.models.gguf.header import Header, read_header
-from paceline.engine.models.gguf.tensors import FileTensor, file_tensor
+from paceline.engine.models.gguf.tensors import FileTensor, Parts, file_tensor
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
+from paceline.engine.models.modules import parameter_names, typed
 from paceline.errors import ConfigError
 
+# The experts' matrices that transformers joins and a file has apart.
+GATE_UP, GATE, UP = "experts.gate_up_proj", "experts.gate_proj", "experts.up_proj"
 
-def tensor_names(architecture: str, config: ModelConfig) -> dict[str, str]:
+
+def tensor_names(architecture: str, config: PreTrainedConfig) -> dict[str, str]:
     """Returns our names by llama.cpp's."""
     identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    theirs = get_tensor_name_map(identifier, config.num_layers)
-    pairs = ((theirs.get_name(name, (".weight", ".bias")), name) for name in expected_shapes(config))
-    return {their_name: name for their_name, name in pairs if their_name is not None}
+    theirs = get_tensor_name_map(identifier, config.num_hidden_layers)
+    names = {}
+    for name in _our_names(config):
+        alias = name
+        for ours, known in ARCHITECTURES[architecture].aliases.items():
+            alias = alias.replace(ours, known)
+        if (their_name := theirs.get_name(alias, (".weight", ".bias"))) is not None:
+            names[their_name if name.endswith((".weight", ".bias")) else f"{their_name}.weight"] = name
+    return names
+
+
+def _our_names(config: PreTrainedConfig) -> list[str]:
+    if config.model_type in KNOWN:
+        return list(expected_shapes(ModelConfig.from_transformers(config)))
+    return [name.replace(GATE_UP, half) for name in parameter_names(typed(config)) for half in (GATE, UP)]
 
 
 # Divisors of the rotary frequencies (Llama 3.1 and later): a tensor that belongs to the config.
@@ -36,7 +54,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 class GgufModel:
     config: PreTrainedConfig
     # With Hugging Face's names.
-    tensors: dict[str, FileTensor]
+    tensors: dict[str, FileTensor | Parts]
     tokenizer_files: dict[str, bytes]
     # The beginning of the file's `sha256sum`.
     fingerprint: str
@@ -82,22 +100,23 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
     )
 
 
-def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:
-    model, interleaves_heads = (
-        ModelConfig.from_transformers(config),
-        ARCHITECTURES[header.architecture].interleaves_heads,
-    )
-    names, tensors = tensor_names(header.architecture, model), {}
+def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor | Parts]:
+    interleaves_heads = ARCHITECTURES[header.architecture].interleaves_heads
+    norm_offset = KNOWN[config.model_type].norm_offset if config.model_type in KNOWN else 0.0
+    names = tensor_names(header.architecture, config)
+    tensors: dict[str, Any] = {}
     for place in header.places:
         if place.name == ROPE_FACTORS:
             continue
         if place.name not in names:
             raise ConfigError(f"its tensor {place.name!r} is not part of a supported {header.architecture} model")
         name = names[place.name]
-        tensors[name] = file_tensor(mapping, place, _heads(name, config) if interleaves_heads else None)
-        if model.architecture.norm_offset and name.endswith("norm.weight"):
-            # llama.cpp's converter has added it.
-            tensors[name] = tensors[name].less(model.architecture.norm_offset)
+        tensor = file_tensor(mapping, place, _heads(name, config) if interleaves_heads else None)
+        # llama.cpp's converter has added it.
+        tensors[name] = tensor.less(norm_offset) if norm_offset and name.endswith("norm.weight") else tensor
+    for gate in [name for name in tensors if name.endswith(GATE)]:
+        if (up := gate.replace(GATE, UP)) in tensors:
+            tensors[gate.replace(GATE, GATE_UP)] = tensors.pop(gate), tensors.pop(up)
     return tensors
 
 

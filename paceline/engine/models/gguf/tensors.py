@@ -35,6 +35,11 @@ class FileTensor:
         rows = order if self.row_order is None else self.row_order[order]
         return replace(self, shape=(len(order), *self.shape[1:]), row_order=rows)
 
+    def matrix(self, index: int) -> "FileTensor":
+        """Returns a matrix of a stack: [num_matrices, out_features, in_features]."""
+        num_rows = self.shape[1]
+        return replace(self, shape=self.shape[1:], data=self.data[index * num_rows : (index + 1) * num_rows])
+
     def less(self, offset: float) -> "FileTensor":
         """Returns a vector's numbers less the offset, in memory."""
         values = self.dequantised() - np.float32(offset)
@@ -48,6 +53,17 @@ class FileTensor:
     def rows(self, ids: Array) -> Array:
         """Returns these rows of a matrix, dequantized: ids [n] int64 -> [n, in_features] float32."""
         return _numbers(self.data[ids if self.row_order is None else self.row_order[ids]], self.format)
+
+
+# A tensor whose parts, one after the other in its next to last dimension, may have different formats.
+Parts = tuple[FileTensor, ...]
+
+
+def dequantised(tensor: FileTensor | Parts) -> Array:
+    """Returns all of it, in float32."""
+    if isinstance(tensor, FileTensor):
+        return tensor.dequantised()
+    return np.concatenate([part.dequantised() for part in tensor], axis=-2)
 
 
 def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:
