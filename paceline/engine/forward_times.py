@@ -46,6 +46,8 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
     Call it on the device thread, between two steps. It leaves the pool as it was.
     """
     num_sequences = pool.num_free // pool.blocks_for(EACH)
+    if pool.states.num_slots:
+        num_sequences = min(num_sequences, pool.states.num_free)
     sizes = [size for size in SIZES if size <= max_tokens and size <= max(EACH, EACH * num_sequences)]
     options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
     sequences = [open_sequence(options, pool) for _ in range(-(-sizes[-1] // EACH))]
