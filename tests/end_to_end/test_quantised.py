@@ -1,4 +1,5 @@
-"""The same tokens with any drafter, any length, any batch: in every format of quantised weights, and with an int8 cache."""
+"""The same tokens with any drafter, any length, any batch: in every format of quantised weights, with an int8 cache, and with
+transformers' modules."""
 
 from pathlib import Path
 
@@ -30,6 +31,15 @@ async def test_output_is_the_same_with_an_int8_cache(host: Host, tmp_path: Path)
         deployment = await client.describe()
     assert deployment.draft is not None
     assert [model.kv_cache_dtype for model in (deployment.target, deployment.draft)] == ["int8", "int8"]
+    await check_same(trio, alone_count=1)
+
+
+async def test_output_is_the_same_with_transformers_modules(host: Host, tmp_path: Path) -> None:
+    trio = start(host, tmp_path, MIXED, "--implementation", "transformers")
+    async with AsyncClient(trio.address) as client:
+        deployment = await client.describe()
+    assert deployment.draft is not None
+    assert [model.implementation for model in (deployment.target, deployment.draft)] == ["transformers"] * 2
     await check_same(trio, alone_count=1)
 
 

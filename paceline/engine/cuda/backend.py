@@ -11,14 +11,14 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import check_batch_invariance
 from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
-from paceline.engine.cuda.model import CudaLlama
-from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
+from paceline.engine.cuda.model import CudaLlama, CudaModel
+from paceline.engine.cuda.modules import CudaModules
+from paceline.engine.cuda.paged_attention import tiles_at_once
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
-from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
@@ -61,10 +61,6 @@ def build_cuda(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], max_model_len: int, progress: Progress
 ) -> Backend:
     """Raises ConfigError if the kernels can't take the model, or with the budget if it does not fit."""
-    if not isinstance(loaded.config, ModelConfig):
-        raise ConfigError(
-            f"model type {loaded.config.source.model_type!r} runs with transformers' modules, so far on a CPU only"
-        )
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
@@ -74,49 +70,50 @@ def build_cuda(
 def build_on(
     config: EngineConfig,
     role: ModelRole,
-    loaded: LoadedModel[ModelConfig],
+    loaded: LoadedModel[Any],
     max_model_len: int,
     progress: Progress,
     device: torch.device,
     memory: Memory,
 ) -> Backend:
-    head_dim = loaded.config.head_dim
-    if head_dim & (head_dim - 1):
-        raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
-    graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     quantization = "int8" if config.quantization == "auto" and not role.batch_invariant else config.quantization
     with torch.inference_mode():
-        model = CudaLlama(loaded.config, loaded.tensors, quantization, max_model_len, batch_invariant, device)
+        model = _build_model(loaded, DTYPES[config.dtype], quantization, max_model_len, batch_invariant, device)
+    graph_shapes = None
+    if model.has_graphs:
+        graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
     # One more block, which no sequence holds (see `forward_plan`).
-    attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
+    attention = model.make_cache(budget.num_blocks + 1, block_size)
     progress("checking batch invariance")
     check = check_batch_invariance(model, attention, batch_invariant, device)
     runner = CudaRunner(model, attention, batch_invariant, graph_shapes, device)
     started_s = time.monotonic()
     runner.warm_up(progress)
-    progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
+    if graph_shapes:
+        progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
+    multi_steps = role.multi_steps if graph_shapes else 0
     # Triton's interpreter runs on the CPU.
     device_ids = [str(torch.cuda.get_device_properties(device).uuid)] if device.type == "cuda" else core_ids()
-    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, device_ids, role.multi_steps)
+    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, device_ids, multi_steps)
 
 
-def _cache(
-    model: CudaLlama, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> CudaPagedAttention:
-    shape = model.config
-    return CudaPagedAttention(
-        shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, device
-    )
+def _build_model(
+    loaded: LoadedModel[Any], dtype: torch.dtype, quantization: str, max_model_len: int, batch_invariant: bool,
+    device: torch.device,
+) -> CudaModel:  # fmt: skip
+    if isinstance(loaded.config, ModelConfig):
+        return CudaLlama(loaded.config, loaded.tensors, quantization, max_model_len, batch_invariant, device)
+    return CudaModules(loaded.config, loaded.tensors, dtype, quantization, max_model_len, batch_invariant, device)
 
 
 @torch.inference_mode()
 def _fit(
     config: EngineConfig,
-    model: CudaLlama,
-    graph_shapes: GraphShapes,
+    model: CudaModel,
+    graph_shapes: GraphShapes | None,
     batch_invariant: bool,
     device: torch.device,
     memory: Memory,
@@ -126,16 +123,19 @@ def _fit(
     block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_num_batched_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
-    trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
+    trial = model.make_cache(num_blocks + 1, block_size)
     activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device))
-    largest, _ = next(graph_shapes.shapes())
-    _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
+    graphs = 0
+    if graph_shapes is not None and isinstance(model, CudaLlama):
+        largest, _ = next(graph_shapes.shapes())
+        _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
+        graphs = graph_shapes.bytes(model.config.vocab_size) + result_bytes
     return MemoryBudget.fit(
         total=memory.total,
         fraction=config.gpu_memory_utilization,
         weights=weights,
         activations=activations,
-        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes,
-        block=block_size * model.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize),
+        graphs=graphs,
+        block=trial.block_bytes,
         cache=config.kv_cache_memory,
     )

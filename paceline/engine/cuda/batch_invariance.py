@@ -7,7 +7,7 @@ import torch
 from paceline.engine.backend import BatchCheck
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
-from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.model import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 
 # The rows run in parts of each of these sizes, as in rounds and in chunks.
@@ -17,7 +17,7 @@ NUM_ROWS = 80
 
 @torch.inference_mode()
 def check_batch_invariance(
-    model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
+    model: CudaModel, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> BatchCheck:
     """Computes logits of random tokens, together and in parts. Overwrites the cache's first blocks."""
     num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)

@@ -7,7 +7,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.model import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import REMAINDER_ROWS, sample_remainder
@@ -79,7 +79,7 @@ _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, 
 
 
 def run_largest_step(
-    model: CudaLlama, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device
+    model: CudaModel, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device
 ) -> None:
     """Runs a step of `num_rows` tokens at the end of the longest context, all with logits.
 

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from paceline.engine.arrays import Array
 from paceline.engine.cuda.forward_plan import ForwardPlan
-from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring
+from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring, require_head_dim
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.cuda.rows import Rotation, activate, add_and_norm, rotate_and_place
 from paceline.engine.models.architectures import LayerSpec
-from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
+from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig, TextConfig
 from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
 from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused, with_masks
 
@@ -66,12 +67,41 @@ class CudaLayer:
         self.scoring = Scoring(config.score_scale, config.scales.score_cap, spec.window)
 
 
+class CudaModel(Protocol):
+    """A model on a GPU: our layers, or transformers' modules."""
+
+    @property
+    def config(self) -> TextConfig: ...
+
+    max_model_len: int
+    # Whether its forward can be captured in a graph.
+    has_graphs: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that products read."""
+        ...
+
+    def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention: ...
+
+    def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
+        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
+        ...
+
+    def new_logits(self, num_rows: int) -> torch.Tensor:
+        """Returns an uninitialised [num_rows, vocab_size] float32 for `forward`."""
+        ...
+
+
 class CudaLlama:
+    has_graphs = True
+
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
         """Moves the tensors to the GPU one by one. Raises ConfigError if one is missing or has a wrong shape."""
+        require_head_dim(config.head_dim)
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
@@ -102,6 +132,12 @@ class CudaLlama:
     def _products(self) -> list[CudaLinear]:
         of_layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*of_layers, self._head]
+
+    def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
+        shape, like = self.config, self._embedding
+        return CudaPagedAttention(
+            shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, like.dtype, like.device
+        )
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
         """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardPlan, ForwardShape
+from paceline.errors import ConfigError
 
 # The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
 RESULT_BYTES = 256 << 20
@@ -25,6 +26,7 @@ NUM_STAGES = 2
 # The smallest side of a matrix product in Triton.
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(_LOG2_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Scoring:
     cap: float = 0.0
     # The number of tokens that a row sees, its own included; 0: all.
     window: int = 0
+    # [heads] float32: each head's score without a value, which takes a part of the weight; None: none.
+    sinks: torch.Tensor | None = None
 
 
 @triton.jit(do_not_specialize=["table_width", "num_parts"])
@@ -97,9 +101,9 @@ def _attend_part(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def _add_parts(
-    mixed, peaks, totals, tiles, out, num_parts,
+    mixed, peaks, totals, tiles, sinks, out, num_parts,
     HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, TILE_ROWS: tl.constexpr, PART: tl.constexpr,
-    WINDOW: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tiles + tile * 4).to(tl.int64)
@@ -111,6 +115,8 @@ def _add_parts(
         peak = tl.full([TILE_ROWS], -float("inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
         sums = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
+        if HAS_SINKS:
+            peak, total = tl.zeros([TILE_ROWS], tl.float32) + tl.load(sinks + head) * LOG2_E, total + 1
         first_part = tl.maximum(0, position - WINDOW + 1) // PART if WINDOW > 0 else 0
         for part in range(first_part, (position + num_rows - 1) // PART + 1):
             at = slot * num_parts + part
@@ -131,6 +137,11 @@ def _add_parts(
         tl.store(
             out + index[:, None] * HEAD_DIM + d[None, :], sums.to(out.dtype.element_ty), mask=(row < num_rows)[:, None]
         )
+
+
+def require_head_dim(head_dim: int) -> None:
+    if head_dim & (head_dim - 1):
+        raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
 
 
 def chunk_tokens(head_dim: int) -> int:
@@ -161,6 +172,10 @@ class CudaPagedAttention:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
+    @property
+    def block_bytes(self) -> int:
+        return (self.keys.nbytes + self.values.nbytes) // self.num_blocks
+
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
@@ -188,8 +203,8 @@ class CudaPagedAttention:
                 num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
-                mixed, peaks, totals, tiles, out, plan.num_parts,
+                mixed, peaks, totals, tiles, totals if scoring.sinks is None else scoring.sinks, out, plan.num_parts,
                 HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=PART_TOKENS,
-                WINDOW=scoring.window,
+                WINDOW=scoring.window, HAS_SINKS=scoring.sinks is not None,
             )  # fmt: skip
         return out

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import Field, ForwardPlan, ForwardShape, Mirror, Staging
-from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.model import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
 from paceline.engine.cuda.sampling.table import MOST, NUM_FOUND, TOKEN, Column, Found, SampleTable, SpecTable
@@ -27,7 +27,7 @@ WARM_UPS = 2
 class Program:
     def __init__(
         self,
-        model: CudaLlama,
+        model: CudaModel,
         attention: CudaPagedAttention,
         shape: ForwardShape,
         num_ahead: int,

@@ -14,7 +14,7 @@ import torch
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
-from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.model import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import Results, decode, sample_remainder, without_uncodable
@@ -116,10 +116,10 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: CudaLlama,
+        model: CudaModel,
         attention: CudaPagedAttention,
         batch_invariant: bool,
-        graph_shapes: GraphShapes,
+        graph_shapes: GraphShapes | None,
         device: torch.device,
     ) -> None:
         self._model, self._attention = model, attention
@@ -129,7 +129,9 @@ class CudaRunner:
         # The program of the last step.
         self.last: Program | None = None
         # All programs share the logits, their largest array: only one program runs at a time.
-        self._logits = torch.zeros((graph_shapes.most_logits(), model.config.vocab_size), device=device)
+        self._logits = torch.zeros(
+            (graph_shapes.most_logits() if graph_shapes else 0, model.config.vocab_size), device=device
+        )
 
     @property
     def model_bytes(self) -> int:
@@ -137,7 +139,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or self._graph_shapes is None:
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
         # The rows go to the last block, which no sequence holds.
@@ -180,7 +182,7 @@ class CudaRunner:
     def _steps_ahead(self, codable: Seq[SampleSpec | None], asked: Seq[_Share]) -> int:
         """Returns the most next steps that a job asks for, 0 if a spec can't be encoded."""
         most = max(len(share.next_specs) for share in asked)
-        if most == 0:
+        if most == 0 or self._graph_shapes is None:
             return 0
         ahead = without_uncodable(spec for share in asked for spec in share.next_specs)
         return 0 if any(spec is None for spec in (*codable, *ahead)) else self._graph_shapes.multi_steps(most)
@@ -200,7 +202,8 @@ class CudaRunner:
         return samples, row_logprobs
 
     def _program_for(self, batch: Batch, num_ahead: int) -> Program:
-        rounded = self._graph_shapes.rounded(batch, self._batch_invariant, num_ahead)
+        shapes = self._graph_shapes
+        rounded = None if shapes is None else shapes.rounded(batch, self._batch_invariant, num_ahead)
         if rounded is not None:
             return self._program(*rounded)
         shape = ForwardShape.of(batch, self._batch_invariant)

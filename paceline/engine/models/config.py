@@ -90,10 +90,6 @@ class ModelConfig(TextConfig):
         """Factor of the products of queries and keys."""
         return self.head_dim**-0.5 if self.scales.score is None else float(self.scales.score)
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values that one token adds to the cache."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
-
 
 def _ends(config: Any) -> tuple[int, ...]:
     eos = config.eos_token_id

@@ -34,8 +34,6 @@ def causal_class(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     kind = config.model_type
-    if getattr(config, "auto_map", None):
-        raise ConfigError(f"model type {kind!r} brings its own code (trust_remote_code), which is never run")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ConfigError(f"model type {kind!r} has no decoder in transformers")
     model = AutoModelForCausalLM._model_mapping[type(config)]

@@ -172,7 +172,7 @@ def _fetched(name: str, progress: Progress) -> Path:
 
 def _read_config(name: str, folder: Path) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers and huggingface_hub raise many types for a bad config
         raise ConfigError(
             f"model {name!r}: {folder} has no usable config.json: {str(error).splitlines()[0]}"

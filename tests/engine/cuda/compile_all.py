@@ -109,9 +109,15 @@ def compile_attention() -> None:
     for tile_rows, window in ((8, 0), (16, 0), (16, 512)):
         compile_for_hopper(
             attention._add_parts,
-            {"mixed": whole, "peaks": whole, "totals": whole, "tiles": index, "out": half, "num_parts": "i32"},
-            {"HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS, "WINDOW": window},
-        )
+            {
+                "mixed": whole, "peaks": whole, "totals": whole, "tiles": index, "sinks": whole, "out": half,
+                "num_parts": "i32",
+            },
+            {
+                "HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS, "WINDOW": window,
+                "HAS_SINKS": window > 0,
+            },
+        )  # fmt: skip
 
 
 def compile_rows() -> None:

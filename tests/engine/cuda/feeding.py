@@ -4,8 +4,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
-from paceline.engine.cuda.model import CudaLlama
-from paceline.engine.cuda.paged_attention import CudaPagedAttention
+from paceline.engine.cuda.model import CudaLlama, CudaModel
 from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import Rows, load_part
 
@@ -13,22 +12,20 @@ from tests.engine.feeding import Rows, load_part
 class GpuFeeder:
     """A model with a cache of its own."""
 
-    def __init__(
-        self,
-        name: str,
-        dtype: torch.dtype,
-        quantization: str = "none",
-        batch_invariant: bool = True,
-        block_size: int = 16,
-        num_layers: int | None = None,
-    ) -> None:
-        config, tensors = load_part(name, dtype, num_layers)
+    def __init__(self, model: CudaModel, batch_invariant: bool = True) -> None:
         self.num_blocks = 32
         self.batch_invariant = batch_invariant
-        self.model = CudaLlama(config, tensors, quantization, config.max_model_len, batch_invariant, DEVICE)
-        self.attention = CudaPagedAttention(
-            config.num_layers, self.num_blocks, block_size, config.num_kv_heads, config.head_dim, dtype, DEVICE
-        )
+        self.model = model
+        self.attention = model.make_cache(self.num_blocks, 16)
+
+    @classmethod
+    def of(
+        cls, name: str, dtype: torch.dtype, batch_invariant: bool = True, num_layers: int | None = None
+    ) -> "GpuFeeder":
+        """A model with our own layers."""
+        config, tensors = load_part(name, dtype, num_layers)
+        model = CudaLlama(config, tensors, "none", config.max_model_len, batch_invariant, DEVICE)
+        return cls(model, batch_invariant)
 
     @torch.inference_mode()
     def feed(self, *shares: Rows, shape: ForwardShape | None = None) -> list[torch.Tensor]:

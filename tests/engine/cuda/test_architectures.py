@@ -24,7 +24,7 @@ QUICK = ("gemma2", "olmo3")
 def test_logits_are_the_cpu_engines(name: str, tmp_path: Path) -> None:
     write_random(CONFIGS[name], tmp_path)
     theirs = Feeder(load_llama(str(tmp_path), num_layers=NUM_LAYERS)).feed_split(TOKENS[:LENGTH], [LENGTH])
-    feeder, blocks = GpuFeeder(str(tmp_path), torch.float32, num_layers=NUM_LAYERS), [5, 2, 9]
+    feeder, blocks = GpuFeeder.of(str(tmp_path), torch.float32, num_layers=NUM_LAYERS), [5, 2, 9]
     start = LENGTH - ROUND
     [first] = feeder.feed(Rows(TOKENS[:start], 0, blocks))
     [last] = feeder.feed(Rows(TOKENS[start:LENGTH], start, blocks))

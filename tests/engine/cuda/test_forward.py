@@ -18,7 +18,7 @@ BLOCKS = [9, 3, 17, 30, 1, 4, 25, 11, 8, 20, 2, 14, 6, 28, 5, 22, 13, 0, 19, 27,
 @pytest.fixture(scope="module")
 def feeder() -> GpuFeeder:
     """Of one layer: Triton's interpreter takes seconds for each."""
-    return GpuFeeder("dummy:tiny", torch.float32, num_layers=1)
+    return GpuFeeder.of("dummy:tiny", torch.float32, num_layers=1)
 
 
 def expected(num_tokens: int, num_layers: int | None = None) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_logits_are_the_cpu_engines(
 
 def test_library_products_give_the_same_logits() -> None:
     """Of all layers: cuBLAS, which a server takes that was not told to be batch invariant."""
-    [logits] = GpuFeeder("dummy:tiny", torch.float32, batch_invariant=False).feed(Rows(TOKENS[:20], 0, BLOCKS))
+    [logits] = GpuFeeder.of("dummy:tiny", torch.float32, batch_invariant=False).feed(Rows(TOKENS[:20], 0, BLOCKS))
     close(logits, expected(20))
 
 

@@ -59,7 +59,7 @@ def make_gpu(num_ahead: int = 3) -> Engine:
 @functools.cache
 def warm_runner(num_ahead: int) -> tuple[GpuFeeder, CudaRunner]:
     """Triton's interpreter takes seconds to run all graphs once."""
-    feeder = GpuFeeder("dummy:tiny", torch.float32, num_layers=1)
+    feeder = GpuFeeder.of("dummy:tiny", torch.float32, num_layers=1)
     graph_shapes = GraphShapes(CAPTURES.num_rows, CAPTURES.num_tokens, num_ahead)
     runner = CudaRunner(feeder.model, feeder.attention, True, graph_shapes, DEVICE)
     runner.warm_up()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
@@ -26,15 +27,19 @@ def llama(name: str) -> LlamaConfig:
 
 def cache_bytes(name: str) -> int:
     """Of eight sequences of 4,096 tokens."""
+    return SEQUENCES * LENGTH * token_bytes(name)
+
+
+def token_bytes(name: str) -> int:
     config = ModelConfig.from_transformers(llama(name))
-    return SEQUENCES * LENGTH * config.kv_bytes_per_token(BFLOAT16_BYTES)
+    return make_layout(config, config.num_layers, 1, CACHE_DTYPES["bfloat16"]).block_bytes
 
 
 # Keys and values, of layers, of KV heads, of features, in bytes.
 @pytest.mark.parametrize(("name", "expected"), [("1B", 2 * 16 * 8 * 64 * 2), ("3B", 2 * 28 * 8 * 128 * 2)])
 def test_a_token_takes_keys_and_values_of_each_layer_and_kv_head(name: str, expected: int) -> None:
     assert expected in (32_768, 114_688)
-    assert ModelConfig.from_transformers(llama(name)).kv_bytes_per_token(BFLOAT16_BYTES) == expected
+    assert token_bytes(name) == expected
 
 
 def test_eight_sequences_of_both_models_fit_16_gb() -> None:
