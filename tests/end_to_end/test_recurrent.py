@@ -99,8 +99,7 @@ async def test_a_cached_prefix_changes_no_output(trio: Trio, host: Host, pair: t
 
 
 @pytest.mark.slow
-async def test_sequences_that_evict_each_other_change_no_output(trio: Trio, host: Host, pair: tuple[str, str]) -> None:
-    """There are states for a few of them only."""
+async def test_more_sequences_than_states_change_no_output(trio: Trio, host: Host, pair: tuple[str, str]) -> None:
     plain = await complete_all(trio, SAMPLED, PLAIN)
     pressed = start(host, pair, "--kv-cache-memory", "1200KiB")
     assert tokens_of(await complete_all(pressed, SAMPLED, drafts(4))) == tokens_of(plain)

@@ -205,5 +205,5 @@ class CpuModules:
         self._run(zero, zero, zero, recorder)
         count = self.config.source.num_hidden_layers
         if idle := [layer for layer in range(count) if layer not in recorder.forms | recorder.rules]:
-            raise ConfigError(f"layer {idle[0]} has no attention, and is not of a supported recurrent kind")
+            raise ConfigError(f"layer {idle[0]} has no attention")
         return recorder.forms, recorder.rules

@@ -6,8 +6,8 @@ import torch
 
 from paceline.errors import ConfigError
 
-# Those of the last two are recurrent.
-LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv")
+RECURRENT_TYPES = ("linear_attention", "conv")
+LAYER_TYPES = ("full_attention", "sliding_attention", *RECURRENT_TYPES)
 # Models that use the attention interface but do not declare it.
 UNDECLARED = ("qwen3_5_text", "qwen3_5_moe_text")
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from paceline.engine.models.modules import RECURRENT_TYPES
 from paceline.engine.modules.attention import FormRecorder
 from paceline.errors import ConfigError
 
@@ -149,8 +150,13 @@ _MIXERS = {
 }
 
 
-def use_mixers(model: nn.Module) -> None:
-    """Replaces the recurrent modules that are known. Raises ConfigError if the engine can't compute one."""
+def use_mixers(model: Any) -> None:
+    """Replaces the recurrent modules. Raises ConfigError if the engine can't compute one."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    wanted = {layer for layer, kind in enumerate(kinds) if kind in RECURRENT_TYPES}
     for name, module in list(model.named_modules()):
         if (make := _MIXERS.get(type(module).__name__)) is not None:
             model.set_submodule(name, make(module))
+            wanted.remove(module.layer_idx)
+    if wanted:
+        raise ConfigError(f"layer {min(wanted)} is recurrent; of such modules, only {', '.join(_MIXERS)} are supported")

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -18,7 +17,6 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS
 from paceline.engine.cpu.batch_invariance import check_forward
 from paceline.engine.cpu.modules import CpuModules
-from paceline.engine.modules.attention import FormRecorder
 from paceline.errors import ConfigError
 from paceline.sampling import SamplingParams
 from tests.engine.cpu.test_architectures import (
@@ -181,9 +179,3 @@ def test_what_the_kernels_do_not_have_is_refused(field: str, value: object, reas
     write_random(config, tmp_path)
     with pytest.raises(ConfigError, match=reason):
         load_modules(str(tmp_path))
-
-
-def test_a_step_without_states_refuses_recurrent_layers(folder: Path) -> None:
-    model, zero = load(str(folder)), np.zeros(1, np.int64)
-    with pytest.raises(ConfigError, match="layer 0 is recurrent; such layers run on a CPU only"):
-        model._run(zero, zero, zero, FormRecorder())
