@@ -65,7 +65,7 @@ class RecurrentSequence(Sequence):
 
     def reserve(self, length: int) -> None:
         if self.lacks_state:
-            self._states.allocate()  # raises
+            self._states.allocate()  # Raises, before blocks are taken.
         super().reserve(length)
         if self.slot is None:
             self.slot = self._states.allocate()

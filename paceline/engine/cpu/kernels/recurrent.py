@@ -204,8 +204,8 @@ def _gate(read: Array, gate: Array, weights: DeltaWeights, first: int, out: Arra
         total += read[i] * read[i]
     factor = ONE / np.sqrt(total / np.float32(read.size) + np.float32(weights.eps))
     for i in range(read.size):
-        open = widen(gate[first + i])
-        put(out, first + i, read[i] * factor * weights.norm[i] * open * _sigmoid(open))
+        x = widen(gate[first + i])
+        put(out, first + i, read[i] * factor * weights.norm[i] * x * _sigmoid(x))
 
 
 @compiled(parallel=True)
