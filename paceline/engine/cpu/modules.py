@@ -26,7 +26,7 @@ from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
 from paceline.engine.cpu.states import CpuStates, plan_states, slot_bytes
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight, as_tensor
-from paceline.engine.modules.attention import AttentionStep, LayerForm
+from paceline.engine.modules.attention import AttentionStep, LayerForm, probing
 from paceline.engine.modules.build import build_modules
 from paceline.engine.modules.recurrent import Rule, RuleRecorder
 from paceline.errors import ConfigError
@@ -124,9 +124,7 @@ class _Step:
     def __init__(self, scores: dict[int, tuple[HeadRotation, Scoring]], cache: ModulesCache, plan: ModulesPlan) -> None:
         self._scores, self._cache, self._plan = scores, cache, plan
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: LayerForm
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         qkv = bits_of(torch.cat([each.transpose(0, 1) for each in (query, key, value)], 1).flatten(1))
         group, cache = self._cache.of_layer[layer]
         part_at = part_address(qkv.dtype, cache)
@@ -202,7 +200,8 @@ class CpuModules:
         """Runs a row to see what each layer is: attention or recurrent."""
         recorder = RuleRecorder()
         zero = np.zeros(1, np.int64)
-        self._run(zero, zero, zero, recorder)
+        with probing(self._model):
+            self._run(zero, zero, zero, recorder)
         count = self.config.source.num_hidden_layers
         if idle := [layer for layer in range(count) if layer not in recorder.forms | recorder.rules]:
             raise ConfigError(f"layer {idle[0]} has no attention")

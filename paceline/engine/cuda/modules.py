@@ -13,7 +13,7 @@ from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring, re
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight
-from paceline.engine.modules.attention import AttentionStep, FormRecorder, LayerForm
+from paceline.engine.modules.attention import AttentionStep, FormRecorder, LayerForm, probing
 from paceline.engine.modules.build import build_modules
 from paceline.errors import ConfigError
 
@@ -58,9 +58,7 @@ class _Step:
         self._scoring, self._cache, self._plan = scoring, cache, plan
         self._slots = plan.slots.long()
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: LayerForm
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         for cache, rows in ((self._cache.keys, key), (self._cache.values, value)):
             # [num_blocks * block_size, kv_heads, head_dim]
             cache[layer].flatten(0, 1).index_copy_(0, self._slots, rows.transpose(0, 1))
@@ -120,5 +118,6 @@ class CudaModules:
     def _find_forms(self) -> dict[int, LayerForm]:
         """Runs a row to see what each layer's attention is."""
         recorder, zero = FormRecorder(), torch.zeros(1, dtype=torch.long, device=self._device)
-        self._run(zero, zero, zero, recorder)
+        with probing(self._model):
+            self._run(zero, zero, zero, recorder)
         return recorder.forms

@@ -1,5 +1,6 @@
 """transformers' modules over our cache: its logits at float32, and the same bits in any batch."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.engine.cpu.batch_invariance import check_forward
 from paceline.engine.cpu.modules import CpuMatrix
+from paceline.engine.models.architectures import ARCHITECTURES
 from tests.engine.cpu.test_architectures import (
     ALTERNATE,
     BLOCK_SIZE,
@@ -42,6 +44,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 32},
     # Its router multiplies in float32.
     "glm4_moe": EXPERTS | {"head_dim": 32, "n_routed_experts": 32, "first_k_dense_replace": 1},
+    # Its masks know of the window, its attention does not.
+    "phimoe": EXPERTS | {"num_local_experts": 8, "intermediate_size": 32, "sliding_window": WINDOW},
     "starcoder2": {"sliding_window": WINDOW},
     "phi": {},
 }  # fmt: skip
@@ -61,6 +65,17 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_random(config_of(kind), folder)
     return folder
+
+
+def test_the_documentation_names_the_architectures_that_are_tested() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    named = {
+        layers: {
+            name for row in re.findall(rf"^\| {layers} \|([^|]*)\|", page, re.M) for name in re.findall(r"`(\w+)`", row)
+        }
+        for layers in ("own", "transformers'")
+    }
+    assert named == {"own": set(ARCHITECTURES), "transformers'": set(KNOWN)}
 
 
 def test_logits_are_transformers_own(folder: Path, kind: str) -> None:

@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an image's attention": (
         "gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is set; it must be False",
     ),
-    "a mask": ("bert", {"is_decoder": False}, "BertSelfAttention has a mask of its own; a token must see those before it"),
+    "a mask": ("bert", {"is_decoder": False}, "the model's mask is neither causal nor a sliding window"),
 }  # fmt: skip
 
 
