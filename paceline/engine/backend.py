@@ -1,9 +1,10 @@
 """The interface of the backends, which `cpu.backend` and `cuda.backend` build."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.engine.cache.state_pool import StatePool
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.scheduling.step import StepRunner
@@ -27,6 +28,8 @@ class Backend:
     # `copy_blocks(sources, destinations)`
     copy_blocks: Callable[[list[int], list[int]], None]
     num_blocks: int
+    # Slots for states of recurrent layers; none if there are no such layers.
+    states: StatePool = field(default_factory=StatePool, kw_only=True)
     # Tokens in a block.
     block_size: int
     check: BatchCheck

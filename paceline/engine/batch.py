@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.engine.arrays import Array
+from paceline.engine.cache.state_pool import StateSpan
 
 
 class TokenSpan(NamedTuple):
@@ -17,6 +18,8 @@ class TokenSpan(NamedTuple):
     position: int
     # The block table.
     blocks: list[int]
+    # Only if the model has recurrent layers.
+    state: StateSpan | None = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,12 @@ class BatchBuilder:
         self._spans: list[TokenSpan] = []
         self._wanted: list[int] = []
 
-    def add(self, tokens: list[int], position: int, blocks: list[int], wanted: list[bool]) -> None:
+    def add(
+        self, tokens: list[int], position: int, blocks: list[int], wanted: list[bool], state: StateSpan | None = None
+    ) -> None:
         """Adds consecutive tokens of one sequence. `wanted` says for each whether its logits matter."""
         first = len(self._tokens)
-        self._spans.append(TokenSpan(first, len(tokens), position, blocks))
+        self._spans.append(TokenSpan(first, len(tokens), position, blocks, state))
         self._tokens += tokens
         self._wanted += compress(range(first, first + len(wanted)), wanted)
 

@@ -73,7 +73,7 @@ def build_engine(
     fingerprint = loaded.tokenizer_fingerprint
     known_masks = num_masks(loaded.tensors)
     backend = backend_builder(config, role, loaded, max_model_len, progress)
-    pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
+    pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching, backend.states)
     longest = min(max_model_len, backend.num_blocks * backend.block_size)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(

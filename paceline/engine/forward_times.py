@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.recurrent_sequence import open_sequence
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Argmax, Sample, SampleSpec
@@ -45,9 +46,11 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
     Call it on the device thread, between two steps. It leaves the pool as it was.
     """
     num_sequences = pool.num_free // pool.blocks_for(EACH)
+    if pool.states.num_slots:
+        num_sequences = min(num_sequences, pool.states.num_free)
     sizes = [size for size in SIZES if size <= max_tokens and size <= max(EACH, EACH * num_sequences)]
     options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
-    sequences = [Sequence(options, pool) for _ in range(-(-sizes[-1] // EACH))]
+    sequences = [open_sequence(options, pool) for _ in range(-(-sizes[-1] // EACH))]
     for sequence in sequences:
         sequence.reserve(min(sizes[-1], EACH))
     found = {}

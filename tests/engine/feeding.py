@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.cache.recurrent_sequence import LOG_TOKENS
+from paceline.engine.cache.state_pool import StateSpan
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.modules import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES
@@ -83,17 +85,28 @@ class Feeder:
         self._model = model
         self._attention = model.make_cache(num_blocks, block_size)
         self.copy_blocks = self._attention.copy_blocks
+        # By a sequence's first block: what its state holds, if the model has recurrent layers.
+        self._states: dict[int, StateSpan] = {}
 
     @torch.inference_mode()
     def feed(self, *shares: Rows) -> list[torch.Tensor]:
         """One forward over all shares; returns each one's logits: [num_tokens, vocab_size]."""
         builder = BatchBuilder()
         for share in shares:
-            builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
+            state = self._advance(share) if self._attention.states.num_slots else None
+            builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens), state)
         batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         logits = self._model.forward(batch, self._attention, plan)
         return list(logits.split([len(share.tokens) for share in shares]))
+
+    def _advance(self, share: Rows) -> StateSpan:
+        """Takes the rows before `share` for decided."""
+        last = self._states.get(share.blocks[0])
+        slot, base = (len(self._states), 0) if last is None else (last.slot, last.new_base)
+        new_base = max(base, share.position, share.position + len(share.tokens) - LOG_TOKENS)
+        self._states[share.blocks[0]] = StateSpan(slot, base, new_base, 0, slot)
+        return self._states[share.blocks[0]]
 
     def feed_split(self, tokens: list[int], sizes: Iterable[int], position: int = 0) -> torch.Tensor:
         """One sequence alone, `sizes` rows at a time: [num_tokens, vocab_size]."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from paceline.engine.cache.prefix_index import PrefixIndex
+from paceline.engine.cache.state_pool import StatePool
 from paceline.errors import ResourceExhausted
 
 
@@ -22,12 +23,14 @@ class BlockPool:
         block_size: int,
         copy_blocks: Callable[[list[int], list[int]], None],
         caches_prefixes: bool = True,
+        states: StatePool | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.copy_blocks = copy_blocks
         self.caches_prefixes = caches_prefixes
         self.prefixes = PrefixIndex()
+        self.states = states or StatePool()
         # Number of sequences that hold each block.
         self._counts = [0] * num_blocks
         # Free blocks. The last one released is allocated first, so that a light load touches little memory.

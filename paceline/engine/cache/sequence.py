@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.digests import block_digests
 from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.state_pool import StateSpan
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
@@ -50,10 +51,22 @@ class Sequence:
         self.blocks: list[int] = []
         # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only committed blocks have digests.
         self._digests: list[bytes] = []
+        # Of the state pool; only if the model has recurrent layers.
+        self.slot: int | None = None
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether a step that failed left the cache as it was."""
+        return True
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether the sequence needs a slot of the state pool, and none is free."""
+        return False
 
     def match_prefix(self, tokens: list[int]) -> int:
         """Takes the cached blocks of a prefix of `tokens` into the empty sequence. Returns the prefix's length."""
@@ -110,6 +123,14 @@ class Sequence:
             self._pool.release([self.blocks[index]])
             self.blocks[index] = copy
         self.blocks += taken
+
+    def plan_state(self, num_tokens: int) -> StateSpan | None:
+        """Says what a step does with the sequence's state (see `recurrent_sequence`)."""
+        return None
+
+    def append(self, tokens: list[int]) -> None:
+        """Adds tokens that a step has fed."""
+        self.tokens += tokens
 
     def require_holds(self, length: int) -> None:
         if length > self.length:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.engine.backend import Backend, BatchCheck, Progress
+from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import check_batch_invariance, check_forward
 from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
@@ -83,8 +84,9 @@ def build_cpu(
     weights_bytes = sum(map(_num_bytes, loaded.tensors.values()))
     block_size = config.block_size or CPU_BLOCK_SIZE
 
-    def fit(block_bytes: int) -> int:
-        return _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
+    def fit(block_bytes: int, slot_bytes: int = 0) -> int:
+        cache_bytes = config.kv_cache_memory or CPU_CACHE_BYTES
+        return _fit_cache(cache_bytes, block_bytes, weights_bytes, slot_bytes, block_size)
 
     build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
     model, num_blocks, run_check = build(config, role, loaded, max_model_len, block_size, fit)
@@ -108,7 +110,7 @@ def build_cpu(
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids())
+    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids(), states=attention.states)
 
 
 def _num_bytes(tensor: torch.Tensor | FileTensor | Parts) -> int:
@@ -124,7 +126,7 @@ _Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
 
 def _build_llama(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
-    fit: Callable[[int], int],
+    fit: Callable[..., int],
 ) -> _Built:  # fmt: skip
     cache_dtype, shape = CACHE_DTYPES[config.kv_dtype], loaded.config
     num_blocks = fit(make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes)
@@ -143,7 +145,7 @@ def _build_llama(
 
 def _build_modules(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[TextConfig], max_model_len: int, block_size: int,
-    fit: Callable[[int], int],
+    fit: Callable[..., int],
 ) -> _Built:  # fmt: skip
     model = CpuModules(
         loaded.config,
@@ -154,16 +156,22 @@ def _build_modules(
         config.is_batch_invariant(role),
         CACHE_DTYPES[config.kv_dtype],
     )
-    return model, fit(model.block_bytes(block_size)), partial(check_forward, model)
+    return model, fit(model.block_bytes(block_size), model.slot_bytes), partial(check_forward, model)
 
 
-def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:
-    """Returns the number of blocks. Raises ConfigError if they do not fit."""
-    num_blocks = cache_bytes // block_bytes
+def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int, slot_bytes: int, block_size: int) -> int:
+    """Returns the number of blocks, of `block_size` tokens. Raises ConfigError if they do not fit.
+
+    slot_bytes: of a recurrent state (see `num_slots_for`); 0 if there is none.
+    """
+    share = -(-slot_bytes * block_size // SNAPSHOT_TOKENS)
+    num_blocks = max(0, cache_bytes - 2 * slot_bytes) // (block_bytes + share)
+    num_slots = num_slots_for(num_blocks * block_size)
+    states = f", {num_slots} recurrent states of {slot_bytes / 2**20:,.2f} MiB" if slot_bytes else ""
     available = available_bytes()
     budget = (
         f"weights {weights_bytes / 2**20:,.0f} MiB (loaded), KV cache {cache_bytes / 2**20:,.0f} MiB "
-        f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB), reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "
+        f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB{states}), reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "
         f"available {available / 2**20:,.0f} MiB"
     )
     if num_blocks < 2:

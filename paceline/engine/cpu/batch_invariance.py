@@ -13,9 +13,13 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.backend import BatchCheck
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.recurrent_sequence import open_sequence
+from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.modules import CpuModules
+from paceline.sampling import SamplingParams
 
 # The last rows run again in parts of each of these sizes.
 SPLITS = (1, 5, 17, 40, 100)
@@ -54,28 +58,39 @@ def check_forward(model: CpuModules, block_size: int) -> BatchCheck:
     """Runs the whole model on random tokens, together and in parts."""
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
     tokens = np.random.default_rng(0).integers(model.config.vocab_size, size=num_rows).tolist()
-    first_blocks = list(range(-(-num_rows // block_size)))
-    other_blocks = [len(first_blocks) + block for block in first_blocks]
-    cache = model.make_cache(2 * len(first_blocks), block_size)
+    num_blocks = -(-num_rows // block_size)
+    cache = model.make_cache(2 * num_blocks, block_size)
+    pool = BlockPool(2 * num_blocks, block_size, cache.copy_blocks, caches_prefixes=False, states=cache.states)
+    options = SequenceOptions(SamplingParams(seed=0), num_rows, ())
+    sequence, other = open_sequence(options, pool), open_sequence(options, pool)
 
-    def run(rows: list[int], first: int, num_wanted: int, others: int = 0) -> Array:
-        """Returns the last `num_wanted` rows' logits. `others`: rows of another sequence in the batch."""
+    def run(end: int, num_wanted: int, others: int = 0) -> Array:
+        """Feeds the sequence up to `end`. Returns the last rows' logits. `others`: rows of another sequence in the batch."""
         builder = BatchBuilder()
-        if others:
-            builder.add(tokens[:others], 0, other_blocks, [False] * others)
-        builder.add(rows, first, first_blocks, [False] * (len(rows) - num_wanted) + [True] * num_wanted)
+        fed = [(other, others, 0)] * (others > 0) + [(sequence, end - sequence.length, num_wanted)]
+        for each, count, wanted in fed:
+            each.reserve(each.length + count)
+            rows = tokens[each.length : each.length + count]
+            flags = [False] * (count - wanted) + [True] * wanted
+            builder.add(rows, each.length, each.blocks, flags, each.plan_state(count))
+            each.append(rows)
         batch = builder.build(model.padded(builder.num_tokens))
-        return model.forward(batch, cache, cache.plan(batch.spans)).numpy()
+        logits = model.forward(batch, cache, cache.plan(batch.spans)).numpy()
+        other.truncate(0)
+        return logits
 
     num_known = min(max(SPLITS), num_rows)
-    whole = run(tokens, 0, num_known)  # [num_known, vocab_size]
+    whole = run(num_rows, num_known)  # [num_known, vocab_size]
     variant_parts = []
     for name, split, others in [*((f"{split} tokens", split, 0) for split in SPLITS), ("two sequences", 5, 7)]:
         firsts = [first for first in _firsts(num_rows, split) if first >= num_rows - num_known]
         for first in firsts:
-            part = tokens[first : first + split]
-            known = whole[first - num_rows + num_known :][: len(part)]
-            if not np.array_equal(run(part, first, len(part), others), known):
+            end = min(first + split, num_rows)
+            sequence.truncate(min(first, sequence.length))
+            if sequence.length < first:
+                run(first, 0)
+            known = whole[first - num_rows + num_known :][: end - first]
+            if not np.array_equal(run(end, end - first, others), known):
                 variant_parts.append(f"forward of {name}")
                 break
     return BatchCheck(variant_parts, hashlib.blake2b(whole.tobytes(), digest_size=8).hexdigest())

@@ -9,6 +9,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, TokenSpan
+from paceline.engine.cache.state_pool import StatePool, num_slots_for
 from paceline.engine.cpu.head import DenseRows, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import (
     NO_SINKS,
@@ -22,10 +23,12 @@ from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows, tensor_of
 from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, MatrixUnitLinear, QuantisedLinear, make_cpu_linear
 from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
+from paceline.engine.cpu.states import CpuStates, plan_states, slot_bytes
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight, as_tensor
-from paceline.engine.modules.attention import AttentionStep, FormRecorder, LayerForm, probing
+from paceline.engine.modules.attention import AttentionStep, LayerForm, probing
 from paceline.engine.modules.build import build_modules
+from paceline.engine.modules.recurrent import Rule, RuleRecorder
 from paceline.errors import ConfigError
 
 _NONE = np.empty(0, np.float32)
@@ -82,12 +85,15 @@ def _groups(forms: dict[int, LayerForm]) -> dict[Group, list[int]]:
 class ModulesPlan(NamedTuple):
     positions: Array  # [num_rows]
     groups: list[AttentionPlan]
+    states: Array | None  # As `plan_states`; None without recurrent layers
 
 
 class ModulesCache:
-    """The caches of all groups, with the same blocks."""
+    """The caches of all groups, with the same blocks, and the states of recurrent layers."""
 
-    def __init__(self, forms: dict[int, LayerForm], num_blocks: int, block_size: int, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, forms: dict[int, LayerForm], rules: dict[int, Rule], num_blocks: int, block_size: int, dtype: np.dtype[Any]
+    ) -> None:  # fmt: skip
         groups = _groups(forms)
         self._groups = [CpuPagedAttention(group, num_blocks, block_size, dtype) for group in groups]
         # By layer: its group's index, and its cache.
@@ -96,6 +102,9 @@ class ModulesCache:
             for index, (attention, layers) in enumerate(zip(self._groups, groups.values(), strict=True))
             for layer, cache in zip(layers, attention.cache, strict=True)
         }
+        num_slots = num_slots_for(num_blocks * block_size) if rules else 0
+        self.of_recurrent = CpuStates(rules, num_slots)
+        self.states = StatePool(num_slots, self.of_recurrent.copy)
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         for group in self._groups:
@@ -105,11 +114,12 @@ class ModulesCache:
         plans = [group.plan(spans) for group in self._groups]
         # Rows come rotated: each finds the one row of a rotation that changes nothing.
         still = np.zeros_like(plans[0].positions)
-        return ModulesPlan(plans[0].positions, [plan._replace(positions=still) for plan in plans])
+        states = plan_states(spans) if self.states.num_slots else None
+        return ModulesPlan(plans[0].positions, [plan._replace(positions=still) for plan in plans], states)
 
 
 class _Step:
-    """Attention of one forward."""
+    """Attention and recurrent layers of one forward."""
 
     def __init__(
         self, scores: dict[int, tuple[HeadRotation, Scoring]], cache: ModulesCache, plan: ModulesPlan, part_at: int
@@ -122,6 +132,10 @@ class _Step:
         group, cache = self._cache.of_layer[layer]
         plan = self._plan.groups[group]
         return tensor_of(attend_by(self._part_at, qkv, plan, *self._scores[layer], 0.0, cache))
+
+    def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
+        assert self._plan.states is not None
+        return self._cache.of_recurrent.run(layer, inputs, self._plan.states)
 
 
 def _scores(form: LayerForm) -> tuple[HeadRotation, Scoring]:
@@ -147,7 +161,7 @@ class CpuModules:
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make, dtype=dtype))
         self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
-        self._forms = self._find_forms()
+        self._forms, self._rules = self._find_forms()
         self._scores = {layer: _scores(form) for layer, form in self._forms.items()}
         # The kernel of `attend_by` for the kind of cache that all layers have.
         _, cache = next(iter(self.make_cache(1, 8).of_layer.values()))
@@ -164,8 +178,13 @@ class CpuModules:
             for group in _groups(self._forms)
         )
 
+    @property
+    def slot_bytes(self) -> int:
+        """Returns the bytes of a sequence's recurrent state; 0 if there is none."""
+        return slot_bytes(self._rules)
+
     def make_cache(self, num_blocks: int, block_size: int) -> ModulesCache:
-        return ModulesCache(self._forms, num_blocks, block_size, self._cache_dtype)
+        return ModulesCache(self._forms, self._rules, num_blocks, block_size, self._cache_dtype)
 
     def padded(self, num_rows: int) -> int:
         """Each product pads its own rows."""
@@ -186,13 +205,13 @@ class CpuModules:
         return logits
 
     @torch.inference_mode()
-    def _find_forms(self) -> dict[int, LayerForm]:
-        """Runs a row to see what each layer's attention is."""
-        recorder = FormRecorder()
+    def _find_forms(self) -> tuple[dict[int, LayerForm], dict[int, Rule]]:
+        """Runs a row to see what each layer is: attention or recurrent."""
+        recorder = RuleRecorder()
         zero = np.zeros(1, np.int64)
         with probing(self._model):
             self._run(zero, zero, zero, recorder)
         count = self.config.source.num_hidden_layers
-        if idle := [layer for layer in range(count) if layer not in recorder.forms]:
-            raise ConfigError(f"layer {idle[0]} has no attention; recurrent layers are not supported")
-        return recorder.forms
+        if idle := [layer for layer in range(count) if layer not in recorder.forms | recorder.rules]:
+            raise ConfigError(f"layer {idle[0]} has no attention")
+        return recorder.forms, recorder.rules

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import TokenSpan
+from paceline.engine.cache.state_pool import StatePool
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.cpu.kernels.memory import map_region
@@ -112,6 +113,7 @@ class CpuPagedAttention:
         self._head_dim = config.head_dim
         self._block_size = block_size
         self._block_parts = layout.num_parts
+        self.states = StatePool()
         num_bytes = num_blocks * layout.block_bytes
         memory = map_region(num_bytes)[:num_bytes]
         self._blocks = memory.reshape(num_blocks, -1)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cache.state_pool import StatePool, StateSpan
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
@@ -17,7 +18,9 @@ WARM_UP_ROWS = 8
 
 
 class Attention(Protocol):
-    """A model's cache."""
+    """A model's cache. `states` has no slots without recurrent layers."""
+
+    states: StatePool
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None: ...
 
@@ -58,10 +61,11 @@ class CpuRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Prepares kernels for the usual sizes. Writes to the first block, which no sequence holds yet."""
+        """Prepares kernels for the usual sizes. Writes to the first block and state, which no sequence holds yet."""
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
-            builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
+            wanted = [False] * (num_rows - 1) + [True]
+            builder.add([0] * num_rows, 0, [0], wanted, StateSpan(0, 0, 0, 0, 0))
             batch = builder.build(self._model.padded(builder.num_tokens))
             self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
@@ -70,11 +74,13 @@ class CpuRunner:
         builder = BatchBuilder()
         specs = []
         sampled: list[tuple[Job, int]] = []
-        for job, num_rows in shares:
+        # Before states are planned: a job may be at fault here, and the others' caches stay as they are.
+        all_wanted = [job.specs(num_rows) for job, num_rows in shares]
+        for (job, num_rows), wanted in zip(shares, all_wanted, strict=True):
             tokens = job.pending[:num_rows]
-            wanted = job.specs(num_rows)
             sequence = job.sequence
-            builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
+            is_wanted = [spec is not None for spec in wanted]
+            builder.add(tokens, sequence.length, sequence.blocks, is_wanted, sequence.plan_state(num_rows))
             specs.append([spec for spec in wanted if spec is not None])
             sampled += [(job, row) for row, spec in enumerate(wanted) if spec is not None]
         batch = builder.build(self._model.padded(builder.num_tokens))
@@ -84,7 +90,7 @@ class CpuRunner:
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
         results = iter(self._sample(known, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, specs, strict=True):
-            job.sequence.tokens += job.pending[:num_rows]
+            job.sequence.append(job.pending[:num_rows])
             del job.pending[:num_rows]
             mine = [next(results) for _ in of_job]
             job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])

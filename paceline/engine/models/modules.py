@@ -6,8 +6,10 @@ import torch
 
 from paceline.errors import ConfigError
 
-# The kinds of layers whose state is the KV cache.
-LAYER_TYPES = ("full_attention", "sliding_attention")
+RECURRENT_TYPES = ("linear_attention", "conv")
+LAYER_TYPES = ("full_attention", "sliding_attention", *RECURRENT_TYPES)
+# Models that use the attention interface but do not declare it.
+UNDECLARED = ("qwen3_5_text", "qwen3_5_moe_text")
 
 
 def typed(config: Any) -> Any:
@@ -35,7 +37,7 @@ def causal_class(config: Any) -> Any:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ConfigError(f"model type {kind!r} has no decoder in transformers")
     model = AutoModelForCausalLM._model_mapping[type(config)]
-    if not model._supports_attention_backend:
+    if not (model._supports_attention_backend or kind in UNDECLARED):
         raise ConfigError(f"model type {kind!r} does not declare transformers' attention interface")
     if unknown := set(getattr(config, "layer_types", None) or ()).difference(LAYER_TYPES):
         raise ConfigError(

@@ -11,7 +11,7 @@ from paceline.engine.models.config import TextConfig
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.modules import causal_class
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight
-from paceline.engine.modules import experts
+from paceline.engine.modules import experts, recurrent
 from paceline.engine.modules.matrices import Matrix, MatrixWeight
 from paceline.errors import ConfigError
 
@@ -33,6 +33,7 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts.NAME)
     _use_matrices(model, files, make)
+    recurrent.use_mixers(model)
     return model.eval()
 
 

@@ -52,7 +52,7 @@ class MatrixWeight(torch.Tensor):
 def _linear(x: torch.Tensor, weight: MatrixWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     if bias is not weight.bias:
         raise ConfigError("the model adds a bias that is not its weight's")
-    return weight.matrix.multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+    return weight.matrix.multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], weight.shape[0])
 
 
 def _embedding(ids: torch.Tensor, weight: MatrixWeight, *unused: Any, **names: Any) -> torch.Tensor:

@@ -35,7 +35,8 @@ def _victims(
     pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
 ) -> list[SequenceState]:
     missing = state.sequence.missing_blocks(length) - pool.num_free
-    if missing <= 0:
+    lacks_state = state.sequence.lacks_state
+    if missing <= 0 and not lacks_state:
         return []
     now_s = time.perf_counter()
     idle = [
@@ -47,11 +48,13 @@ def _victims(
     ]
     idle.sort(key=lambda other: other.opened_order, reverse=True)
     victims: list[SequenceState] = []
-    while pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
+    # A sequence with blocks has a state.
+    while pool.count_freed(victim.sequence.blocks for victim in victims) < missing or (lacks_state and not victims):
         if not idle:
             raise ResourceExhausted(
-                f"the KV cache has no room for {length} tokens: "
-                f"{pool.num_free} of {pool.num_blocks} blocks are free and the rest is in use"
+                f"the KV cache has no room for {length} tokens: {pool.num_free} of {pool.num_blocks} blocks "
+                + (f"and none of {pool.states.num_slots} recurrent states " if lacks_state else "")
+                + "are free and the rest is in use"
             )
         victims.append(idle.pop(0))
     return victims

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.sequence import Sequence
+from paceline.engine.cache.recurrent_sequence import open_sequence
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
@@ -192,7 +192,7 @@ class Session:
                 "sequence_id", command.sequence_id, f"larger than {self._last_id}, the last opened"
             )
         self._last_id = command.sequence_id
-        state = SequenceState(Sequence(command.options, self._pool), self._next_order())
+        state = SequenceState(open_sequence(command.options, self._pool), self._next_order())
         if self._on_close is not None and command.options.traceparent:
             state.usage = Usage()
         self._states[command.sequence_id] = state

@@ -78,9 +78,9 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
         return {}
     failed: dict[Job, PacelineError] = {}
     for job, num_tokens in shares:
-        if len(job.pending) == num_pending[job]:
+        if len(job.pending) == num_pending[job] and job.sequence.is_intact:
             failed |= run_step(runner, [(job, num_tokens)])
         else:
-            # Its tokens are fed, but samples may be missing.
+            # Its tokens are fed, but samples may be missing; or its cache is lost.
             failed[job] = Unavailable("the engine failed in the middle of this command")
     return failed

@@ -139,7 +139,9 @@ class Worker:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
-        self._pool.check_integrity(state.sequence.blocks for session in self._sessions for state in session.states)
+        sequences = [state.sequence for session in self._sessions for state in session.states]
+        self._pool.check_integrity(sequence.blocks for sequence in sequences)
+        self._pool.states.check_integrity(sequence.slot for sequence in sequences if sequence.slot is not None)
 
     def _run(self) -> None:
         while self._take_inbox(wait_s=0.0 if self.is_busy else None):

@@ -17,9 +17,13 @@ from tests.model_folder import change_config
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no interface": ("stablelm", {}, "model type 'stablelm' does not declare transformers' attention interface"),
-    "recurrent layers": (
-        "lfm2", {"layer_types": ["conv", "full_attention"] * 2},
-        "has layers of type 'conv'; supported: full_attention, sliding_attention",
+    "another kind of layer": (
+        "llama4_text", {},
+        "has layers of type 'chunked_attention'; supported: full_attention, sliding_attention, linear_attention, conv",
+    ),
+    "another recurrent module": (
+        "minimax", {"layer_types": ["linear_attention", "full_attention"] * 2},
+        "layer 0 is recurrent; of such modules, only Qwen3_5GatedDeltaNet, ",
     ),
     "latent attention": (
         "deepseek_v3", {

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.cuda.modules import CudaModules
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
-from tests.engine.cpu.test_architectures import TOKENS, write_random
+from tests.engine.cpu.test_architectures import SHAPE, TOKENS, write_random
 from tests.engine.cpu.test_llama import relative_error
 from tests.engine.cpu.test_modules import config_of
+from tests.engine.cpu.test_recurrent import RECURRENT
 from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.cuda.test_backend import CONFIG, ROLE, CountedMemory
@@ -45,6 +47,12 @@ def load_on_gpu(folder: Path) -> CudaModules:
 def test_layers_of_several_shapes_are_refused(tmp_path: Path) -> None:
     write_random(config_of("gemma4_text"), tmp_path)
     with pytest.raises(ConfigError, match="layers differ in heads or head_dim"):
+        load_on_gpu(tmp_path)
+
+
+def test_recurrent_layers_are_refused(tmp_path: Path) -> None:
+    write_random(AutoConfig.for_model("lfm2", **SHAPE | RECURRENT["lfm2"]), tmp_path)
+    with pytest.raises(ConfigError, match="layer 0 is recurrent; such layers run on a CPU only"):
         load_on_gpu(tmp_path)
 
 

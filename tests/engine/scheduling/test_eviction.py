@@ -3,7 +3,9 @@
 import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.cache.recurrent_sequence import open_sequence
+from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.cache.state_pool import StatePool
 from paceline.engine.scheduling.eviction import LONG_S, reserve
 from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import ResourceExhausted
@@ -15,13 +17,14 @@ BLOCK_SIZE = 16
 class Cache:
     """Sequences in a cache of eight blocks, oldest first."""
 
-    def __init__(self, *num_blocks: int) -> None:
-        self.pool = BlockPool(8, BLOCK_SIZE, lambda sources, destinations: None)
+    def __init__(self, *num_blocks: int, num_slots: int = 0) -> None:
+        self.pool = BlockPool(8, BLOCK_SIZE, lambda sources, destinations: None, states=StatePool(num_slots))
         self.states: list[SequenceState] = []
         for opened_order, count in enumerate(num_blocks):
             options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
-            state = SequenceState(Sequence(options, self.pool), opened_order)
-            state.sequence.reserve(count * BLOCK_SIZE)
+            state = SequenceState(open_sequence(options, self.pool), opened_order)
+            if count:
+                state.sequence.reserve(count * BLOCK_SIZE)
             state.sequence.tokens = [1] * (count * BLOCK_SIZE)
             self.states.append(state)
 
@@ -59,3 +62,11 @@ def test_without_need_nobody_gives_way() -> None:
     cache = Cache(2, 2)
     cache.grow(0, 6)
     assert cache.held == [6, 2]
+
+
+def test_the_youngest_gives_way_for_its_state_too() -> None:
+    cache = Cache(0, 1, 1, num_slots=2)
+    cache.grow(0, 1)
+    assert cache.held == [1, 1, 0]
+    with pytest.raises(ResourceExhausted, match="6 of 8 blocks and none of 2 recurrent states are free"):
+        cache.grow(2, 2)

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.recurrent_sequence import open_sequence
+from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.cache.state_pool import StatePool
 from paceline.engine.scheduling.commands import Answer
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.step import StepRunner
+from paceline.engine.scheduling.step import StepRunner, run_step
 from paceline.errors import DeviceLost, InternalError, Unavailable
+from paceline.sampling import SamplingParams
+from tests.engine.scheduling.test_session import ReadingJob
 from tests.engine.scheduling.test_worker import build_tiny, verify
 
 Shares = list[tuple[Job, int]]
@@ -90,6 +96,24 @@ async def test_a_job_whose_rows_were_fed_before_the_fault_is_to_be_repeated() ->
 
     results, _ = await answers_of_three(fault)
     assert sorted(type(result) is Unavailable for result in results.values()) == [False, False, True]
+
+
+def test_jobs_whose_states_a_failed_step_may_have_changed_are_not_run_alone() -> None:
+    pool = BlockPool(8, 16, lambda sources, destinations: None, states=StatePool(2))
+    sequences = [open_sequence(SequenceOptions(SamplingParams(seed=0), 1, ()), pool) for _ in range(2)]
+    shares: Shares = []
+    for sequence in sequences:
+        sequence.reserve(3)
+        shares.append((ReadingJob(sequence, [1, 2, 3]), 3))
+
+    class FailingRunner:
+        def step(self, shares: Shares) -> None:
+            for job, num_tokens in shares:
+                job.sequence.plan_state(num_tokens)
+            raise ValueError("in the forward")
+
+    failed = run_step(FailingRunner(), shares)
+    assert [type(failed[job]) for job, _ in shares] == [Unavailable, Unavailable]
 
 
 async def test_a_lost_device_ends_the_worker() -> None:
