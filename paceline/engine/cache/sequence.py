@@ -8,6 +8,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
+from paceline.vocabulary import SharedVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class SequenceOptions:
     traceparent: str = ""
     # What the completion must look like.
     grammar: Grammar | None = None
+    # Of a target with another tokenizer, whose ids the fields above have; the sequence's tokens are the model's own.
+    vocabulary: SharedVocabulary | None = None
 
     @property
     def seed(self) -> int:
