@@ -69,7 +69,7 @@ class InstantServer:
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
         for name, data in self._files.items():
-            yield target_pb2.TokenizerPiece(file_name=name, data=data)
+            yield model_pb2.TokenizerPiece(file_name=name, data=data)
 
     async def Truncate(self, request: Any, context: Any) -> Any:
         return model_pb2.TruncateResponse()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -17,7 +18,7 @@ from coordinator.kept_prompt import KeptPrompt
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import DRAFT, TARGET
+from coordinator.remote.link import DRAFT, TARGET, read_tokenizer
 from coordinator.remote.pool import DraftPool, Pool, TargetPool
 from coordinator.remote.target import SameModel, identity_of
 from coordinator.requests import RequestReader
@@ -25,6 +26,7 @@ from coordinator.servicer import GenerationServicer
 from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers
+from coordinator.vocabularies import Translation, Vocabularies
 from paceline.errors import ConfigError, Unavailable
 from paceline.grammar import GrammarEngine
 from paceline.keys import KeyRing
@@ -35,7 +37,7 @@ from paceline.rpc.members import Members
 from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
-from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc
+from paceline.v1 import generation_pb2, model_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
 # Interval at which the health status is updated from the target link.
@@ -58,7 +60,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         files, card = await _wait_for_target(target, settings.connect_timeout)
         tokenizer = Tokenizer(files)
         grammars = GrammarEngine(files["tokenizer.json"], card.vocab_size, card.eos_token_ids)
-        draft = _draft_pool(settings, card)
+        draft = _draft_pool(settings, card, Vocabularies(tokenizer, card.vocab_size))
         if draft is not None:
             pools.append(draft)
             await _wait_for_draft(draft, settings.connect_timeout)
@@ -92,11 +94,20 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             await pool.stop()
 
 
-def _draft_pool(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftPool | None:
+def _draft_pool(
+    settings: CoordinatorSettings, target: model_pb2.ModelCard, vocabularies: Vocabularies
+) -> DraftPool | None:
     if settings.draft == "none":
         return None
+
+    async def translate(card: model_pb2.ModelCard, stub: Any) -> Translation | None:
+        if card.tokenizer_fingerprint == target.tokenizer_fingerprint:
+            return None
+        files = await read_tokenizer(stub)
+        return await vocabularies.translation(card.name, card.tokenizer_fingerprint, card.vocab_size, files)
+
     members = Members("draft", settings.draft)
-    return Pool(DRAFT, members, lambda _, card: check_same_tokenizer(card, target), settings.servers_tls)
+    return Pool(DRAFT, members, lambda address, card: None, settings.servers_tls, translate)
 
 
 def _generations(
@@ -137,19 +148,6 @@ async def _follow(target: TargetPool, server: Server) -> None:
         await asyncio.sleep(READINESS_S)
 
 
-def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard) -> None:
-    """Raises ConfigError if the tokenizers differ."""
-    if draft.tokenizer_fingerprint == target.tokenizer_fingerprint:
-        return
-    if draft.vocab_size != target.vocab_size:
-        difference = f"{draft.vocab_size} and {target.vocab_size} token ids"
-    else:
-        difference = f"fingerprints {draft.tokenizer_fingerprint} and {target.tokenizer_fingerprint}"
-    raise ConfigError(
-        f"draft model {draft.name!r} and target model {target.name!r} have different tokenizers: {difference}"
-    )
-
-
 async def _wait_for_target(target: TargetPool, timeout_s: float) -> tuple[dict[str, bytes], model_pb2.ModelCard]:
     """Returns the target's tokenizer files and card."""
     try:
@@ -158,10 +156,7 @@ async def _wait_for_target(target: TargetPool, timeout_s: float) -> tuple[dict[s
     except Unavailable as error:
         raise ConfigError(str(error)) from error
     assert target.card is not None, "a target is up"
-    files: dict[str, bytes] = {}
-    async for piece in target_pb2_grpc.TargetStub(target.channel).Tokenizer(target_pb2.TokenizerRequest()):
-        files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
-    return files, target.card
+    return await read_tokenizer(target_pb2_grpc.TargetStub(target.channel)), target.card
 
 
 async def _wait_for_draft(draft: DraftPool, timeout_s: float) -> None:

@@ -44,7 +44,7 @@ class Tokenizer:
         # The first call removes truncation and padding, which is not thread-safe.
         self._tokenizer.encode("")
         self._chat_template = ChatTemplate(self._tokenizer)
-        self._token_bytes = TokenBytes(self.backend)
+        self.token_bytes = TokenBytes(self.backend)
         # One thread leaves cores for the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
@@ -75,7 +75,7 @@ class Tokenizer:
     def special_id(self, name: str) -> int | None:
         """Returns the id of the special token of this name."""
         token = self.id_of(name)
-        return token if token is not None and self._token_bytes.is_special(token) else None
+        return token if token is not None and self.token_bytes.is_special(token) else None
 
     def render_chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         """Raises InvalidArgument."""
@@ -101,20 +101,20 @@ class Tokenizer:
     def decode_with_offsets(self, ids: list[int], skip_special_tokens: bool = True) -> tuple[str, list[int]]:
         """Offsets are in characters."""
         text = self.decode(ids, skip_special_tokens)
-        *offsets, end = self._token_bytes.offsets_of(ids, skip_special_tokens)
+        *offsets, end = self.token_bytes.offsets_of(ids, skip_special_tokens)
         # Some tokenizers strip the space before a text's first word.
         surplus = max(0, end - len(text))
         return text, [min(max(0, at - surplus), len(text)) for at in offsets]
 
     def bytes_of(self, token: int) -> bytes:
         """Returns bytes that may be part of a character; a special token's name."""
-        return self._token_bytes.of(token)
+        return self.token_bytes.of(token)
 
     def has_text(self, token: int) -> bool:
-        return self._token_bytes.has_text(token)
+        return self.token_bytes.has_text(token)
 
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
-        return self._token_bytes.unfinished(ids)
+        return self.token_bytes.unfinished(ids)
 
     def stream(self, stop: tuple[str, ...], before: Sequence[int] = ()) -> "TextStream":
         return TextStream(self, stop, before)
@@ -239,6 +239,8 @@ def _overlap(text: str, stop: str) -> int:
 
 # UTF-8 has at most 4 bytes per character.
 MAX_UNFINISHED_BYTES = 3
+# Steps of decoders; the last two change only a text's ends and how its tokens are joined.
+_KNOWN_STEPS = {"ByteLevel", "ByteFallback", "Replace", "Strip", "Fuse"}
 _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -272,6 +274,8 @@ class TokenBytes:
             for step in steps
             if step["type"] == "Replace" and "String" in step["pattern"]
         ]
+        # The decoder's first step of a kind that is ignored here, if any.
+        self.unknown_step = next((step["type"] for step in steps if step["type"] not in _KNOWN_STEPS), "")
 
     def of(self, token: int) -> bytes:
         """Returns no bytes for an unknown id, as in a padded vocabulary."""
@@ -287,6 +291,10 @@ class TokenBytes:
         for pattern, content in self._replacements:
             written = written.replace(pattern, content)
         return str(written).encode()
+
+    def written(self, token: int) -> tuple[bytes, bool]:
+        """Returns a token's bytes, and whether it is a special token: these write their names."""
+        return self.of(token), token in self._special
 
     def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
         """Returns the characters before each token, and the total."""

@@ -46,6 +46,8 @@ class ProposeSpec:
     least_confidence: float = 0.0
     # Under a grammar: the most tokens that are not forced.
     max_choices: int = MAX_DRAFT_TOKENS
+    # Position of the first draft in the target's context; None: the same as in the draft model's.
+    target_position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class ProposeJob(Job):
         self._propose_spec = spec
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
+        self._noise_start = self._round_start if spec.target_position is None else spec.target_position
         self._samples: list[Sample] = []
         self._num_forced = 0
         self._confidences: list[float] = []
@@ -91,7 +94,8 @@ class ProposeJob(Job):
 
     def multi_step_specs(self) -> list[SampleSpec]:
         sampling, guide = self.sequence.options.sampling, self.sequence.guide
-        if self._propose_spec.entropy is not None or sampling.has_penalties or guide is not None:
+        has_steps = self._propose_spec.entropy is None and not sampling.has_penalties and guide is None
+        if not has_steps or self.sequence.options.vocabulary is not None:
             return []
         return [self._spec(0, index) for index in range(len(self._samples) + 1, self._propose_spec.num_draft_tokens)]
 
@@ -110,7 +114,8 @@ class ProposeJob(Job):
         if not self._keep(samples[0]) or len(self._samples) == wanted.num_draft_tokens:
             return
         if self.sequence.guide is None:
-            self.pending = [token]
+            shared = self.sequence.options.vocabulary
+            self.pending = [token] if shared is None else shared.to_draft([token])
         elif self._num_choices < wanted.max_choices:
             self._continue(self.sequence.guide, token)
 
@@ -190,12 +195,14 @@ class ProposeJob(Job):
             "wants_entropy": wanted.entropy is not None,
             "wants_confidence": wanted.least_confidence > 0,
             "mask": self.mask(row, position)[0],
+            "vocabulary": options.vocabulary,
         }
+        noise_position = self._noise_start + index
         if self._is_greedy:
             return Argmax(*common, **extra)
         if wanted.draft_mode is DraftMode.COUPLED:
-            return GumbelMax(*common, match_key(options.seed, position), **extra)
-        key = make_key(options.seed, self._round_start, position, Purpose.DRAFT)
+            return GumbelMax(*common, match_key(options.seed, noise_position), **extra)
+        key = make_key(options.seed, self._noise_start, noise_position, Purpose.DRAFT)
         return SampleTruncated(*common, uniform(key), wanted.support.max_size, wanted.support.min_mass, **extra)
 
 

@@ -15,9 +15,10 @@ from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.specs import Sample, SampleSpec
 
 
-def can_check_guesses(guess: list[int], spec: ProposeSpec) -> bool:
-    """Whether there are guesses to check, and no entropy rule, which decides draft by draft."""
-    return bool(guess) and spec.num_draft_tokens > 1 and spec.entropy is None
+def can_check_guesses(guess: list[int], sequence: Sequence, spec: ProposeSpec) -> bool:
+    """Whether there are guesses by the ids of the drafts, and no entropy rule, which decides draft by draft."""
+    is_own = sequence.options.vocabulary is None
+    return bool(guess) and spec.num_draft_tokens > 1 and spec.entropy is None and is_own
 
 
 class GuessedProposeJob(ProposeJob):

@@ -12,10 +12,16 @@ from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Command, Start
-from paceline.rpc.messages import draft_mode_from_message, entropy_rule_from_message, floats_to_bytes
+from paceline.rpc.messages import (
+    draft_mode_from_message,
+    entropy_rule_from_message,
+    floats_to_bytes,
+    vocabulary_from_message,
+)
 from paceline.serving.servicer import ModelServicer
 from paceline.speculation import MAX_DRAFT_TOKENS
 from paceline.v1 import draft_pb2
+from paceline.vocabulary import SharedVocabulary
 
 ALLOWED_NUM_DRAFT_TOKENS = f"in [1, {MAX_DRAFT_TOKENS}]"
 
@@ -27,6 +33,13 @@ class DraftServicer(ModelServicer):
         super().__init__(engine)
         self._support = support
         self._mask_ids = [engine.model.vocab_size + index for index in range(engine.num_masks)]
+
+    def parse_vocabulary(self, request: Any) -> SharedVocabulary | None:
+        if not request.HasField("vocabulary"):
+            return None
+        vocabulary = vocabulary_from_message(request.vocabulary)
+        self.check_tokens("draft_token_ids", request.vocabulary.draft_token_ids)
+        return vocabulary
 
     def parse_job(self, command: Any) -> Command:
         propose = command.propose
@@ -46,15 +59,17 @@ class DraftServicer(ModelServicer):
         least_confidence = propose.least_confidence
         require(0 <= least_confidence <= 1, "least_confidence", least_confidence, "in [0, 1]")
 
+        target_position = propose.target_position if propose.HasField("target_position") else None
+
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence, max_choices)
+            spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence, max_choices, target_position)
             if sequence.guide is not None:
                 # What may follow a draft depends on it.
                 return ProposeJob(sequence, rest, spec)
             if can_draft_in_parallel(len(self._mask_ids), sequence.options.sampling, spec):
                 return ParallelProposeJob(sequence, rest, spec, self._mask_ids)
-            if can_check_guesses(guess, spec):
+            if can_check_guesses(guess, sequence, spec):
                 return GuessedProposeJob(sequence, rest, spec, guess)
             return ProposeJob(sequence, rest, spec)
 

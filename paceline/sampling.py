@@ -1,4 +1,5 @@
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -114,16 +115,23 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
-    def check_token_ids(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-        """Raises InvalidArgument if an id is outside the vocabulary, or no token is left to draw."""
+    def check_token_ids(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...] = (), drawn: Collection[int] | None = None
+    ) -> None:
+        """Raises InvalidArgument if an id is outside the vocabulary, or no token is left to draw of `drawn`, by default of all."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "banned_token_ids"):
             worst = max(getattr(self, name), default=0)
             require(worst < vocab_size, name, worst, f"in [0, {vocab_size})")
         banned = set(self.banned_token_ids)
         if self.min_tokens > 0:
             banned |= {*self.stop_token_ids, *eos_token_ids}
-        drawable = set(self.allowed_token_ids) - banned if self.allowed_token_ids else vocab_size - len(banned)
-        require(bool(drawable), "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
+        if drawn is None:
+            drawn = range(vocab_size)
+        if self.allowed_token_ids:
+            num_drawable = sum(token in drawn for token in {*self.allowed_token_ids} - banned)
+        else:
+            num_drawable = len(drawn) - sum(token in drawn for token in banned)
+        require(num_drawable > 0, "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
         ends = {*self.stop_token_ids, *eos_token_ids}
         # A step of beam search needs a likeliest token for each beam, besides those that end the text.
         fits = self.beams == 1 or self.beams + len(ends) <= MAX_LOGPROBS

@@ -1,17 +1,16 @@
 """The Target service: converts Verify messages to jobs and results to messages."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.checks import require, require_at_most
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.commands import Command, Start
-from paceline.rpc.channel import SPLIT_BYTES, SPLIT_POSITIONS
+from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
 from paceline.sampling import MAX_LISTED_IDS, MAX_LOGPROBS
 from paceline.serving.servicer import ModelServicer
@@ -96,11 +95,6 @@ class TargetServicer(ModelServicer):
         verdict.cached_tokens = result.cached_tokens
         verdict.queued_us = result.queued_us
         verdict.computed_us = result.computed_us
-
-    async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        for name, data in self._engine.tokenizer_files.items():
-            for start in range(0, max(1, len(data)), SPLIT_BYTES):
-                yield target_pb2.TokenizerPiece(file_name=name, data=data[start : start + SPLIT_BYTES])
 
     def _parse_supports(self, verify: Any, num_drafts: int) -> list[NDArray[np.int64]]:
         sizes = list(verify.support_sizes)

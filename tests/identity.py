@@ -7,7 +7,8 @@ python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
 variants of all prompts run together, many at once in shuffled order. This is done with each pair: the embedded target
 with itself in int8 as draft, a token a forward; with the small draft and vectors for masks, all tokens in one forward;
-and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`). With `--apart` the servers share no core,
+and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`), and the embedded target with that
+0.5B, which has another tokenizer (`vocabularies`). With `--apart` the servers share no core,
 so that the draft model drafts ahead. Exits with 1 if a single token
 differs. Each variant is reported as it ends. The whole takes some four hours on two cores; with `--threads 1`, two
 campaigns fit beside each other and end sooner.
@@ -130,6 +131,7 @@ PAIRS: dict[str, Callable[[Path], tuple[str, str, tuple[str, ...]]]] = {
     "stepwise": lambda folder: (MODEL, MODEL, INT8),
     "parallel": lambda folder: (MODEL, parallel_draft(folder / "draft"), INT8),
     "qwen": lambda folder: ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", ()),
+    "vocabularies": lambda folder: (MODEL, "qwen2.5-coder-0.5b", ()),
 }
 
 

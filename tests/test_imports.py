@@ -18,7 +18,7 @@ PACKAGES = ("paceline", *SERVICES)
 # Modules besides paceline/rpc that translate between messages and domain values.
 MESSAGE_FILES = {
     "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
-    "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py",
+    "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py", "coordinator/drafters/translated.py",
     "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
     "paceline/serving/servicer.py", "paceline/client.py",
 }  # fmt: skip

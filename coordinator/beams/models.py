@@ -142,6 +142,10 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
     if not asks_model or not isinstance(length, int) or length == 0:
         return None
     place = resources.draft_place(request)
+    if place is not None and place.translation is not None:
+        # Its beams would be of its own tokens.
+        place.release()
+        return None
     return None if place is None else DraftBeams(place, request, length, resources.deadlines[place.model])
 
 

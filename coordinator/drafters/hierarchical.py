@@ -10,7 +10,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
-from coordinator.drafters.model import StandbyDrafter
+from coordinator.drafters.model import StandbyDrafter, make_model
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.rates import Rates
 from coordinator.drafters.remote_drafter import RemoteDrafter
@@ -71,7 +71,10 @@ def _prior_rate(kind: Hashable) -> float:
     return PRIOR_RATES[min(match_length, max(PRIOR_RATES))]
 
 
-def _make(resources: Resources, request: Request, place: DraftPlace, ngram: NgramDrafter) -> HierarchicalDrafter:
+def _make(resources: Resources, request: Request, place: DraftPlace, ngram: NgramDrafter) -> RemoteDrafter:
+    if place.translation is not None:
+        # The guesses would be the target's tokens.
+        return make_model(resources, request, place)
     return HierarchicalDrafter(place, request, resources.deadlines[place.model], ngram)
 
 

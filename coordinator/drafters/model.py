@@ -6,6 +6,7 @@ from coordinator.drafters.ahead import AheadDrafter, has_own_device, may_draft_a
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.remote_drafter import RemoteDrafter
+from coordinator.drafters.translated import TranslatedDrafter
 from coordinator.remote.place import DraftPlace
 from coordinator.reports import DraftReport
 
@@ -33,6 +34,8 @@ class StandbyDrafter(Drafter):
 
 def make_model(resources: Resources, request: Request, place: DraftPlace) -> RemoteDrafter:
     deadline, targets = resources.deadlines[place.model], resources.targets
+    if place.translation is not None:
+        return TranslatedDrafter(place, request, deadline, place.translation)
     # Asked here too, for it costs each round a little even while it makes no bets.
     if targets is not None and may_draft_ahead(request) and has_own_device(place.link, targets):
         return AheadDrafter(place, request, deadline, targets, resources.bets)

@@ -102,9 +102,10 @@ class RemoteDrafter(ModelDrafter):
         num_choices = num_draft_tokens
         if self._is_guided:
             num_draft_tokens = min(MAX_DRAFT_TOKENS, context.draft_room) - len(after)
-        num_draft_tokens = min(num_draft_tokens, self._capacity(context) - len(after))
+        num_draft_tokens = min(num_draft_tokens, self._capacity(context, after))
         if num_draft_tokens < 1:
             return Proposal()
+        tokens = self._to_feed(context, after)
         wait = DraftWait(self._deadline)
 
         def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
@@ -113,9 +114,7 @@ class RemoteDrafter(ModelDrafter):
 
         try:
             async with wait.limit:
-                answer = await self._sequence.feed(
-                    [*context.tokens, *after] if after else context.tokens, fill, num_fed_drafts
-                )
+                answer = await self._sequence.feed(tokens, fill, num_fed_drafts)
             wait.learn()
             proposal = self._read(answer, wait.num_tail_tokens, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
@@ -159,7 +158,7 @@ class RemoteDrafter(ModelDrafter):
         return self._sequence.length
 
     def truncate(self, length: int) -> None:
-        self._sequence.truncate(length)
+        self._sequence.truncate(self._cached_length(length))
         # `length` is the newest token's position, which is decided too.
         num_decided = min(len(self._round_emas), length + 1 - self._round_start)
         if num_decided > 0:
@@ -170,18 +169,33 @@ class RemoteDrafter(ModelDrafter):
         self._sequence.release()
         self._place.release()
 
-    def _capacity(self, context: Context) -> int:
+    def _capacity(self, context: Context, after: Sequence[int] = ()) -> int:
         """Returns how many draft tokens fit: k of them feed n + k - 1 tokens."""
         card = self._place.link.card
-        return card.max_model_len - len(context) + 1 if card is not None else 0
+        return card.max_model_len - self._num_tokens(context, after) + 1 if card is not None else 0
+
+    def _to_feed(self, context: Context, after: Sequence[int]) -> list[int]:
+        """Returns the context as the draft model reads it."""
+        return [*context.tokens, *after] if after else context.tokens
+
+    def _cached_length(self, length: int) -> int:
+        """Returns the number of its tokens for the first `length` tokens of the context."""
+        return length
+
+    def _num_tokens(self, context: Context, after: Sequence[int]) -> int:
+        return len(context) + len(after)
+
+    @property
+    def _vocab_size(self) -> int:
+        """Returns the number of ids that drafts may have."""
+        assert self._place.link.card is not None, "the server answered"
+        # Vocabularies with the same tokens may be padded to different sizes.
+        return min(self._place.link.card.vocab_size, self._target_vocab_size)
 
     def _check(self, proposal: Proposal, num_asked: int) -> None:
         """Raises InvalidArgument for excess tokens and unknown ids."""
-        assert self._place.link.card is not None, "the server answered"
         require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
-        # Vocabularies with the same tokens may be padded to different sizes.
-        vocab_size = min(self._place.link.card.vocab_size, self._target_vocab_size)
-        worst = max(proposal.tokens, default=0)
+        vocab_size, worst = self._vocab_size, max(proposal.tokens, default=0)
         if proposal.supports:
             worst = max(worst, *(int(support.max()) for support in proposal.supports))
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")

@@ -7,16 +7,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
 from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
+from coordinator.vocabularies import Translation
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
-from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.rpc.messages import PROTOCOL_VERSION, vocabulary_to_message
 from paceline.rpc.status import error_of
 from paceline.rpc.tls import Tls
 from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
@@ -30,6 +31,8 @@ STALL_S = 10.0
 # After this long in silence no drafts are requested, and metrics show the server as down.
 SILENT_S = 2.0
 DESCRIBE_S = 10.0
+# Some have 30 MB.
+TOKENIZER_S = 60.0
 # The kind of answer after which more follow.
 PART = "prompt_logprobs"
 
@@ -42,6 +45,8 @@ DraftAnswer = draft_pb2.Proposal
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
 Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
 OnPart = Callable[[target_pb2.Logprobs], None]
+# Returns the translation into a server's tokens, None if they are the target's, by its card and stub. Raises ConfigError.
+Translate = Callable[[Card, Any], Awaitable[Translation | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ class Link(Generic[Command, Answer]):
         check_card: Callable[[model_pb2.ModelCard], None],
         tls: Tls = NO_TLS,
         on_change: Callable[[], None] = lambda: None,
+        translate: Translate | None = None,
     ) -> None:
         """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection.
 
@@ -148,6 +154,9 @@ class Link(Generic[Command, Answer]):
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
+        self._translate = translate
+        # Into the tokens of a draft model with another tokenizer.
+        self.translation: Translation | None = None
         # An attribute for speed: read several times per round.
         self.is_up = False
         # Whether its last card was unsuitable.
@@ -302,12 +311,15 @@ class Link(Generic[Command, Answer]):
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
         self._check_card(card)
+        translation = None if self._translate is None else await self._translate(card, stub)
         call = stub.Session()
         if (first := _decoded(await call.read())) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
         if first.hello.instance_id != card.instance_id:
             raise Unavailable("the server was started again while the coordinator connected")
-        self.card = card
+        if translation is not None:
+            await call.write(draft_pb2.DraftRequest(vocabulary=vocabulary_to_message(translation.shared)))
+        self.card, self.translation = card, translation
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.load = ServerLoad(num_free_blocks=card.free_blocks)
         self.device_ids = frozenset(card.device_ids)
@@ -393,6 +405,14 @@ class Link(Generic[Command, Answer]):
         self._unsent.clear()
         self._has_unsent.clear()
         self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._last_error}")
+
+
+async def read_tokenizer(stub: Any) -> dict[str, bytes]:
+    """Returns the content of a model server's tokenizer files by name."""
+    files: dict[str, bytes] = {}
+    async for piece in stub.Tokenizer(model_pb2.TokenizerRequest(), timeout=TOKENIZER_S):
+        files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
+    return files
 
 
 def _decoded(message: Any) -> Any:

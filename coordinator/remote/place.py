@@ -40,11 +40,14 @@ class Place(Generic[Command, Answer]):
         # Beams share the context.
         self._num_reserved = len(tokens) + request.sampling.beams * self._num_new
         self._enter(member or self._choose() or next(each for each in pool.members if each.has(model)))
+        # Into the tokens of this member, and of those to which it may move.
+        self.translation = self.link.translation
 
     @property
     def is_serving(self) -> bool:
         # At the same address there may be another model by now.
-        return self._member.is_serving and self._member.has(self._asked_model)
+        is_same = self._member.has(self._asked_model) and self.link.translation is self.translation
+        return self._member.is_serving and is_same
 
     @property
     def model(self) -> str:
@@ -58,7 +61,8 @@ class Place(Generic[Command, Answer]):
 
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
         """Goes to another member that serves and was not tried. Returns whether there is one."""
-        member = self._choose({self._member, *tried})
+        others = {each for each in self._pool.members if each.link.translation is not self.translation}
+        member = self._choose({self._member, *tried, *others})
         if member is None:
             return False
         self._leave()

@@ -21,6 +21,7 @@ from coordinator.remote.link import (
     LinkKind,
     TargetAnswer,
     TargetCommand,
+    Translate,
 )
 from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.prefixes import KnownPrefixes
@@ -85,15 +86,16 @@ class Member(Generic[Command, Answer]):
 
 class Pool(Generic[Command, Answer]):
     def __init__(
-        self, kind: LinkKind[Command, Answer], source: Members, check_card: CheckCard, tls: Tls = NO_TLS
-    ) -> None:
+        self, kind: LinkKind[Command, Answer], source: Members, check_card: CheckCard, tls: Tls = NO_TLS,
+        translate: Translate | None = None,
+    ) -> None:  # fmt: skip
         self.kind = kind
         # As users know it, and whether members never change.
         self.address, self.is_fixed = source.text, source.is_fixed
         self.members: list[Member[Command, Answer]] = []
         # Generations that went on at another member.
         self.num_moves = 0
-        self._source, self._check_card, self._tls = source, check_card, tls
+        self._source, self._check_card, self._tls, self._translate = source, check_card, tls, translate
         # Called when a member has come up, was refused or said how it is doing.
         self.on_change: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
@@ -222,7 +224,8 @@ class Pool(Generic[Command, Answer]):
             if address in known:
                 known[address].is_leaving = False
                 continue
-            link = Link(self.kind, address, partial(self._check_card, address), self._tls, self._on_change)
+            check_card = partial(self._check_card, address)
+            link = Link(self.kind, address, check_card, self._tls, self._on_change, self._translate)
             link.start()
             self.members.append(Member(link))
         for address, member in known.items():

@@ -11,7 +11,8 @@ from paceline.errors import InvalidArgument
 from paceline.formats import KINDS, OutputFormat
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
-from paceline.v1 import generation_pb2, model_pb2, sampling_pb2
+from paceline.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2
+from paceline.vocabulary import SharedVocabulary
 
 # Both ends of a stream must have the same version (`ModelCard.protocol_version`).
 PROTOCOL_VERSION = 1
@@ -160,6 +161,19 @@ def open_to_message(
     # The coordinator matches stop strings; they could make the message large.
     message.sampling.ClearField("stop")
     return message
+
+
+def vocabulary_to_message(shared: SharedVocabulary) -> draft_pb2.SharedVocabulary:
+    return draft_pb2.SharedVocabulary(
+        target_vocab_size=shared.target_vocab_size,
+        draft_token_ids=shared.draft_token_ids.tolist(),
+        target_token_ids=shared.target_token_ids.tolist(),
+    )
+
+
+def vocabulary_from_message(message: draft_pb2.SharedVocabulary) -> SharedVocabulary:
+    ids = (np.array(each, dtype=np.int64) for each in (message.draft_token_ids, message.target_token_ids))
+    return SharedVocabulary(message.target_vocab_size, *ids)
 
 
 def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> bytes:

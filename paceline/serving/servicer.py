@@ -25,6 +25,7 @@ from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
 from paceline.rpc.status import status_of
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARACTERS
 from paceline.v1 import model_pb2
+from paceline.vocabulary import SharedVocabulary
 
 log = logging.getLogger(__name__)
 # A stream carries a message at least this often, for the client that waits, and none without answers more often than this.
@@ -41,6 +42,8 @@ class Stream:
     outbox: Outbox = field(default_factory=asyncio.Queue)
     # What its client's generations need.
     demand: model_pb2.Demand = field(default_factory=model_pb2.Demand)
+    # Of its client's target, if that has another tokenizer.
+    vocabulary: SharedVocabulary | None = None
     # Set if the next heartbeat is due early.
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
     reader: asyncio.Task[None] | None = None
@@ -67,6 +70,10 @@ class ModelServicer(ABC):
     @abstractmethod
     def parse_job(self, command: Any) -> Command:
         """Converts this service's own command. Raises InvalidArgument."""
+
+    def parse_vocabulary(self, request: Any) -> SharedVocabulary | None:
+        """Converts a message's vocabulary, if it has one. Raises InvalidArgument."""
+        return None
 
     @abstractmethod
     def fill_answer(self, message: Any, result: Any) -> None:
@@ -140,6 +147,11 @@ class ModelServicer(ABC):
             grammar_engine=GRAMMAR_ENGINE,
         )
 
+    async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        for name, data in self._engine.tokenizer_files.items():
+            for start in range(0, max(1, len(data)), SPLIT_BYTES):
+                yield model_pb2.TokenizerPiece(file_name=name, data=data[start : start + SPLIT_BYTES])
+
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         session = self._find_session(request.session_id)
         length = await self._engine.worker.call(lambda: session.truncate_now(request.sequence_id, request.length))
@@ -172,11 +184,7 @@ class ModelServicer(ABC):
             stream.outbox.put_nowait(None)
 
     def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
-        vocab_size = self._engine.model.vocab_size
-        worst = max(tokens, default=0)
-        # The text is made only for an error: this runs for every command.
-        if worst >= vocab_size:
-            raise InvalidArgument.of_value(name, worst, f"token ids in [0, {vocab_size})")
+        _check_ids(name, tokens, self._engine.model.vocab_size)
 
     def _find_session(self, session_id: str) -> EngineSession:
         if session_id not in self._sessions:
@@ -191,7 +199,9 @@ class ModelServicer(ABC):
                 if request.HasField("demand"):
                     stream.demand = request.demand
                     self._tell_others(stream)
-                self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
+                stream.vocabulary = self.parse_vocabulary(request) or stream.vocabulary
+                commands = [self._parse(command, stream.vocabulary) for command in request.commands]
+                self._engine.worker.submit(session, commands)
         except asyncio.CancelledError:
             # Drained: answers may follow, and `drain` ends the stream.
             raise
@@ -228,18 +238,22 @@ class ModelServicer(ABC):
             if each is not stream:
                 each.has_news.set()
 
-    def _parse(self, message: Any) -> Command:
+    def _parse(self, message: Any, vocabulary: SharedVocabulary | None) -> Command:
         """Converts a command. An invalid one becomes a Refuse, which fails in the sequence's order."""
         ids = (message.command_id, message.sequence_id)
         try:
             match message.WhichOneof("command"):
                 case "open":
-                    options = _options(message.open)
+                    options = replace(_options(message.open), vocabulary=vocabulary)
                     if message.open.grammar:
+                        require(vocabulary is None, "grammar", "set", "left out with a SharedVocabulary")
                         options = replace(options, grammar=self._grammars.grammar(message.open.grammar))
                     # An id outside the vocabulary would fail the engine step that bans it, for every job.
-                    self.check_tokens("eos_token_ids", options.eos_token_ids)
-                    options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
+                    vocab_size, drawn = self._engine.model.vocab_size, None
+                    if vocabulary is not None:
+                        vocab_size, drawn = vocabulary.target_vocab_size, vocabulary.in_target
+                    _check_ids("eos_token_ids", options.eos_token_ids, vocab_size)
+                    options.sampling.check_token_ids(vocab_size, options.eos_token_ids, drawn)
                     _log_opened(message.sequence_id, options)
                     return Open(*ids, options)
                 case "fork":
@@ -289,6 +303,13 @@ class ModelServicer(ABC):
             message.opened.SetInParent()
         else:
             self.fill_answer(message, part)
+
+
+def _check_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    worst = max(tokens, default=0)
+    # The text is made only for an error: this runs for every command.
+    if worst >= vocab_size:
+        raise InvalidArgument.of_value(name, worst, f"token ids in [0, {vocab_size})")
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:

@@ -26,27 +26,29 @@ from paceline.v1 import model_pb2 as paceline_dot_v1_dot_model__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"`\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\x12#\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Demand\"\x85\x02\n\x0c\x44raftCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12\'\n\x07propose\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ProposeH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x06 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x07 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x42\t\n\x07\x63ommand\"\xeb\x01\n\x07Propose\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12*\n\ndraft_mode\x18\x04 \x01(\x0e\x32\x16.paceline.v1.DraftMode\x12.\n\x0c\x65ntropy_stop\x18\x05 \x01(\x0b\x32\x18.paceline.v1.EntropyStop\x12\x18\n\x10least_confidence\x18\x06 \x01(\x02\x12\x14\n\x0cguess_tokens\x18\x07 \x03(\r\x12\x13\n\x0bmax_choices\x18\x08 \x01(\r\"N\n\x0b\x45ntropyStop\x12*\n\x04rule\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.EntropyAdaptive\x12\x13\n\x0b\x65ntropy_ema\x18\x02 \x01(\x02\"\x94\x01\n\rDraftResponse\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12)\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x18.paceline.v1.DraftAnswer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\xa6\x01\n\x0b\x44raftAnswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x42\x08\n\x06\x61nswer\"\xf8\x01\n\x08Proposal\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x19\n\x11support_token_ids\x18\x02 \x03(\r\x12\x15\n\rsupport_sizes\x18\x03 \x03(\r\x12\x15\n\rsupport_probs\x18\x04 \x01(\x0c\x12\x11\n\tentropies\x18\x05 \x01(\x0c\x12\x14\n\x0c\x65ntropy_emas\x18\x06 \x01(\x0c\x12\x11\n\tqueued_us\x18\x07 \x01(\x04\x12\x13\n\x0b\x63omputed_us\x18\x08 \x01(\x04\x12\x15\n\rcached_tokens\x18\t \x01(\x04\x12\x16\n\x0enum_fed_drafts\x18\n \x01(\r\x12\x13\n\x0b\x63onfidences\x18\x0b \x01(\x0c\x32\xa3\x02\n\x05\x44raft\x12\x44\n\x07Session\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelCard\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/draft.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"\x93\x01\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DraftCommand\x12#\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Demand\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SharedVocabulary\"`\n\x10SharedVocabulary\x12\x19\n\x11target_vocab_size\x18\x01 \x01(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x02 \x03(\r\x12\x18\n\x10target_token_ids\x18\x03 \x03(\r\"\x85\x02\n\x0c\x44raftCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12\'\n\x07propose\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ProposeH\x00\x12)\n\x08truncate\x18\x05 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x06 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x07 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x42\t\n\x07\x63ommand\"\x9d\x02\n\x07Propose\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12*\n\ndraft_mode\x18\x04 \x01(\x0e\x32\x16.paceline.v1.DraftMode\x12.\n\x0c\x65ntropy_stop\x18\x05 \x01(\x0b\x32\x18.paceline.v1.EntropyStop\x12\x18\n\x10least_confidence\x18\x06 \x01(\x02\x12\x14\n\x0cguess_tokens\x18\x07 \x03(\r\x12\x13\n\x0bmax_choices\x18\x08 \x01(\r\x12\x1c\n\x0ftarget_position\x18\t \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_target_position\"N\n\x0b\x45ntropyStop\x12*\n\x04rule\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.EntropyAdaptive\x12\x13\n\x0b\x65ntropy_ema\x18\x02 \x01(\x02\"\x94\x01\n\rDraftResponse\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Hello\x12)\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x18.paceline.v1.DraftAnswer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\xa6\x01\n\x0b\x44raftAnswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x42\x08\n\x06\x61nswer\"\xf8\x01\n\x08Proposal\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x19\n\x11support_token_ids\x18\x02 \x03(\r\x12\x15\n\rsupport_sizes\x18\x03 \x03(\r\x12\x15\n\rsupport_probs\x18\x04 \x01(\x0c\x12\x11\n\tentropies\x18\x05 \x01(\x0c\x12\x14\n\x0c\x65ntropy_emas\x18\x06 \x01(\x0c\x12\x11\n\tqueued_us\x18\x07 \x01(\x04\x12\x13\n\x0b\x63omputed_us\x18\x08 \x01(\x04\x12\x15\n\rcached_tokens\x18\t \x01(\x04\x12\x16\n\x0enum_fed_drafts\x18\n \x01(\r\x12\x13\n\x0b\x63onfidences\x18\x0b \x01(\x0c\x32\xee\x02\n\x05\x44raft\x12\x44\n\x07Session\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelCard\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerPiece0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTREQUEST']._serialized_start=93
-  _globals['_DRAFTREQUEST']._serialized_end=189
-  _globals['_DRAFTCOMMAND']._serialized_start=192
-  _globals['_DRAFTCOMMAND']._serialized_end=453
-  _globals['_PROPOSE']._serialized_start=456
-  _globals['_PROPOSE']._serialized_end=691
-  _globals['_ENTROPYSTOP']._serialized_start=693
-  _globals['_ENTROPYSTOP']._serialized_end=771
-  _globals['_DRAFTRESPONSE']._serialized_start=774
-  _globals['_DRAFTRESPONSE']._serialized_end=922
-  _globals['_DRAFTANSWER']._serialized_start=925
-  _globals['_DRAFTANSWER']._serialized_end=1091
-  _globals['_PROPOSAL']._serialized_start=1094
-  _globals['_PROPOSAL']._serialized_end=1342
-  _globals['_DRAFT']._serialized_start=1345
-  _globals['_DRAFT']._serialized_end=1636
+  _globals['_DRAFTREQUEST']._serialized_start=94
+  _globals['_DRAFTREQUEST']._serialized_end=241
+  _globals['_SHAREDVOCABULARY']._serialized_start=243
+  _globals['_SHAREDVOCABULARY']._serialized_end=339
+  _globals['_DRAFTCOMMAND']._serialized_start=342
+  _globals['_DRAFTCOMMAND']._serialized_end=603
+  _globals['_PROPOSE']._serialized_start=606
+  _globals['_PROPOSE']._serialized_end=891
+  _globals['_ENTROPYSTOP']._serialized_start=893
+  _globals['_ENTROPYSTOP']._serialized_end=971
+  _globals['_DRAFTRESPONSE']._serialized_start=974
+  _globals['_DRAFTRESPONSE']._serialized_end=1122
+  _globals['_DRAFTANSWER']._serialized_start=1125
+  _globals['_DRAFTANSWER']._serialized_end=1291
+  _globals['_PROPOSAL']._serialized_start=1294
+  _globals['_PROPOSAL']._serialized_end=1542
+  _globals['_DRAFT']._serialized_start=1545
+  _globals['_DRAFT']._serialized_end=1911
 # @@protoc_insertion_point(module_scope)

@@ -9,12 +9,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftRequest(_message.Message):
-    __slots__ = ("commands", "demand")
+    __slots__ = ("commands", "demand", "vocabulary")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
     demand: _model_pb2.Demand
-    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., demand: _Optional[_Union[_model_pb2.Demand, _Mapping]] = ...) -> None: ...
+    vocabulary: SharedVocabulary
+    def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., demand: _Optional[_Union[_model_pb2.Demand, _Mapping]] = ..., vocabulary: _Optional[_Union[SharedVocabulary, _Mapping]] = ...) -> None: ...
+
+class SharedVocabulary(_message.Message):
+    __slots__ = ("target_vocab_size", "draft_token_ids", "target_token_ids")
+    TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    target_vocab_size: int
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    target_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, target_vocab_size: _Optional[int] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., target_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
     __slots__ = ("command_id", "sequence_id", "open", "propose", "truncate", "release", "fork")
@@ -35,7 +47,7 @@ class DraftCommand(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ..., fork: _Optional[_Union[_model_pb2.Fork, _Mapping]] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("position", "tail_tokens", "num_draft_tokens", "draft_mode", "entropy_stop", "least_confidence", "guess_tokens", "max_choices")
+    __slots__ = ("position", "tail_tokens", "num_draft_tokens", "draft_mode", "entropy_stop", "least_confidence", "guess_tokens", "max_choices", "target_position")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +56,7 @@ class Propose(_message.Message):
     LEAST_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     GUESS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_POSITION_FIELD_NUMBER: _ClassVar[int]
     position: int
     tail_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -52,7 +65,8 @@ class Propose(_message.Message):
     least_confidence: float
     guess_tokens: _containers.RepeatedScalarFieldContainer[int]
     max_choices: int
-    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., draft_mode: _Optional[_Union[_sampling_pb2.DraftMode, str]] = ..., entropy_stop: _Optional[_Union[EntropyStop, _Mapping]] = ..., least_confidence: _Optional[float] = ..., guess_tokens: _Optional[_Iterable[int]] = ..., max_choices: _Optional[int] = ...) -> None: ...
+    target_position: int
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., draft_mode: _Optional[_Union[_sampling_pb2.DraftMode, str]] = ..., entropy_stop: _Optional[_Union[EntropyStop, _Mapping]] = ..., least_confidence: _Optional[float] = ..., guess_tokens: _Optional[_Iterable[int]] = ..., max_choices: _Optional[int] = ..., target_position: _Optional[int] = ...) -> None: ...
 
 class EntropyStop(_message.Message):
     __slots__ = ("rule", "entropy_ema")

@@ -46,6 +46,11 @@ class DraftStub:
                 request_serializer=paceline_dot_v1_dot_model__pb2.DescribeModelRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_model__pb2.ModelCard.FromString,
                 _registered_method=True)
+        self.Tokenizer = channel.unary_stream(
+                '/paceline.v1.Draft/Tokenizer',
+                request_serializer=paceline_dot_v1_dot_model__pb2.TokenizerRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_model__pb2.TokenizerPiece.FromString,
+                _registered_method=True)
         self.Truncate = channel.unary_unary(
                 '/paceline.v1.Draft/Truncate',
                 request_serializer=paceline_dot_v1_dot_model__pb2.TruncateRequest.SerializeToString,
@@ -71,6 +76,13 @@ class DraftServicer:
 
     def Describe(self, request, context):
         """The model card.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenizer(self, request, context):
+        """The tokenizer's files, in pieces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +114,11 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=paceline_dot_v1_dot_model__pb2.DescribeModelRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_model__pb2.ModelCard.SerializeToString,
+            ),
+            'Tokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tokenizer,
+                    request_deserializer=paceline_dot_v1_dot_model__pb2.TokenizerRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_model__pb2.TokenizerPiece.SerializeToString,
             ),
             'Truncate': grpc.unary_unary_rpc_method_handler(
                     servicer.Truncate,
@@ -169,6 +186,33 @@ class Draft:
             '/paceline.v1.Draft/Describe',
             paceline_dot_v1_dot_model__pb2.DescribeModelRequest.SerializeToString,
             paceline_dot_v1_dot_model__pb2.ModelCard.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.Draft/Tokenizer',
+            paceline_dot_v1_dot_model__pb2.TokenizerRequest.SerializeToString,
+            paceline_dot_v1_dot_model__pb2.TokenizerPiece.FromString,
             options,
             channel_credentials,
             insecure,

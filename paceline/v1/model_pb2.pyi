@@ -12,6 +12,18 @@ class DescribeModelRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TokenizerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokenizerPiece(_message.Message):
+    __slots__ = ("file_name", "data")
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file_name: str
+    data: bytes
+    def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class ModelCard(_message.Message):
     __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "arithmetic", "device_ids", "implementation")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -117,15 +117,3 @@ class Logprobs(_message.Message):
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top: bytes
     def __init__(self, chosen: _Optional[bytes] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top: _Optional[bytes] = ...) -> None: ...
-
-class TokenizerRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class TokenizerPiece(_message.Message):
-    __slots__ = ("file_name", "data")
-    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    file_name: str
-    data: bytes
-    def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -48,8 +48,8 @@ class TargetStub:
                 _registered_method=True)
         self.Tokenizer = channel.unary_stream(
                 '/paceline.v1.Target/Tokenizer',
-                request_serializer=paceline_dot_v1_dot_target__pb2.TokenizerRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_target__pb2.TokenizerPiece.FromString,
+                request_serializer=paceline_dot_v1_dot_model__pb2.TokenizerRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_model__pb2.TokenizerPiece.FromString,
                 _registered_method=True)
         self.Truncate = channel.unary_unary(
                 '/paceline.v1.Target/Truncate',
@@ -117,8 +117,8 @@ def add_TargetServicer_to_server(servicer, server):
             ),
             'Tokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.Tokenizer,
-                    request_deserializer=paceline_dot_v1_dot_target__pb2.TokenizerRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_target__pb2.TokenizerPiece.SerializeToString,
+                    request_deserializer=paceline_dot_v1_dot_model__pb2.TokenizerRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_model__pb2.TokenizerPiece.SerializeToString,
             ),
             'Truncate': grpc.unary_unary_rpc_method_handler(
                     servicer.Truncate,
@@ -211,8 +211,8 @@ class Target:
             request,
             target,
             '/paceline.v1.Target/Tokenizer',
-            paceline_dot_v1_dot_target__pb2.TokenizerRequest.SerializeToString,
-            paceline_dot_v1_dot_target__pb2.TokenizerPiece.FromString,
+            paceline_dot_v1_dot_model__pb2.TokenizerRequest.SerializeToString,
+            paceline_dot_v1_dot_model__pb2.TokenizerPiece.FromString,
             options,
             channel_credentials,
             insecure,

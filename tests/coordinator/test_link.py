@@ -122,7 +122,7 @@ class FakeTarget:
                 yield answer(command)
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield target_pb2.TokenizerPiece(file_name="tokenizer.json", data=b"{}")
+        yield model_pb2.TokenizerPiece(file_name="tokenizer.json", data=b"{}")
 
     async def Truncate(self, request: Any, context: Any) -> Any:
         return model_pb2.TruncateResponse()

@@ -30,7 +30,7 @@ def member(name: str, model: str = "") -> Member:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
-        card=SimpleNamespace(name=model) if model else None,
+        card=SimpleNamespace(name=model) if model else None, translation=None,
     )  # fmt: skip
     return Member(cast(Any, link))
 
@@ -201,6 +201,16 @@ def test_a_place_of_a_model_leaves_a_member_that_comes_back_with_another() -> No
     other.move()
     pool.members[1].link.card = cast(Any, SimpleNamespace(name="large"))
     assert other.is_serving
+
+
+def test_a_place_stays_with_members_of_one_tokenizer() -> None:
+    pool, other = pool_of("a", "b", "c"), cast(Any, "another tokenizer's")
+    pool.members[1].link.translation = other
+    here = place(pool)
+    assert (here.link.address, here.translation) == ("a", None)
+    assert (here.move(), here.link.address) == (True, "c")
+    pool.members[2].link.translation = other
+    assert (here.is_serving, here.move(), here.link.address) == (False, True, "a")
 
 
 async def test_other_errors_move_nothing() -> None:

@@ -56,6 +56,9 @@ class FakeDraft:
                     self._fill(response.answers.add(command_id=command.command_id).proposal)
                     yield response
 
+    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield model_pb2.TokenizerPiece()
+
     async def Truncate(self, request: Any, context: Any) -> Any:
         return model_pb2.TruncateResponse()
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from draft_server.drafter import ProposeJob, ProposeSpec
 from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline import noise
@@ -385,7 +386,30 @@ KEYED_BY_POSITION_ALONE: dict[str, Any] = {
 MATCHED_WITHOUT_POSITION: dict[str, Any] = {
     f"{module}.match_key": key_without_position for module in ("draft_server.drafter", "target_server.verifier")
 }
+
+
 # Name: toy, how its rounds are played, functions patched where they are used.
+class OwnPositions(Rounds):
+    """The draft's noise goes by its own positions: one may be that of an earlier round, after a token that it lacks."""
+
+    def make_job(self, generation: Generation, spec: ProposeSpec) -> ProposeJob:
+        return super().make_job(generation, replace(spec, target_position=None))
+
+
+class QInTheDraftsOrder(Rounds):
+    """Ids become the target's, and their probabilities stay in the order of the draft's."""
+
+    def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
+        shared = self.toy.vocabulary
+        assert shared is not None
+        orders = [np.argsort(shared.to_draft(support.tolist())) for support in supports]
+        return super().sent(
+            tokens,
+            [np.sort(support) for support in supports],
+            [q[order] for q, order in zip(probs, orders, strict=True)],
+        )
+
+
 BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "confidence stop drops the drawn token": ("truncated", DropUnsure, {}),
     "carried entropies and noise keyed by position alone": ("entropy", CarriedEma, KEYED_BY_POSITION_ALONE),
@@ -421,6 +445,8 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "q behind a guess is that of the row before": ("guessed, unlike rows", MisreportingGuesses, {}),
     "guess kept where the draft draws another token": ("guessed", KeptGuesses, {}),
     "draft ends before a wrong guess": ("guessed", RightGuessesAlone, {}),
+    "draft of another vocabulary draws by its own positions": ("other vocabulary, unread tokens", OwnPositions, {}),
+    "q of another vocabulary stays in the draft's order": ("other vocabulary", QInTheDraftsOrder, {}),
     "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),
 }  # fmt: skip
 # Near relatives of the bugs that change no distribution: what makes each a bug is what it has besides.

@@ -26,8 +26,9 @@ from paceline.client import AsyncClient, Completion
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.sampling import MAX_SAMPLES, SamplingParams
 from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
-from tests.conftest import PARALLEL_DRAFT, UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.conftest import PARALLEL_DRAFT, SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
+from tests.other_vocabulary import write_words
 from tests.services import Trio
 
 TARGET = "tiny-32-a"
@@ -82,6 +83,14 @@ def narrow(host: Host) -> Trio:
         *SUPPORTS["truncated"],
     )
     return host.trio(UNLIKE_TARGET, flags)
+
+
+@pytest.fixture(scope="module")
+def translated(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    """The draft has another tokenizer, which lacks some of the target's tokens."""
+    folder = tmp_path_factory.mktemp("translated") / "draft"
+    write_words(folder)
+    return host.trio(UNLIKE_TARGET, ("--model", str(folder), *SMALL_FLAGS, *SUPPORTS["truncated"]))
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +213,7 @@ CASES = [
     pytest.param("truncated", REJECTION, id="rejection, truncated support"),
     pytest.param("parallel", COUPLED, id="match, coupled, parallel drafts"),
     pytest.param("full", replace(REJECTION, draft_temperature=1.5), id="rejection, draft at 1.5"),
+    pytest.param("translated", REJECTION, id="rejection, another vocabulary"),
 ]
 MORE_CASES = [
     pytest.param("full", REJECTION, id="rejection, full support"),
@@ -211,6 +221,7 @@ MORE_CASES = [
     pytest.param("parallel", REJECTION, id="rejection, parallel drafts"),
     pytest.param("narrow", REJECTION, id="rejection, narrow head"),
     pytest.param("truncated", replace(REJECTION, draft_temperature=0.5), id="rejection, draft at 0.5"),
+    pytest.param("translated", COUPLED, id="match, coupled, another vocabulary"),
     pytest.param("truncated", replace(COUPLED, draft_temperature=0.5), id="match, coupled, draft at 0.5"),
 ]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from draft_server.drafter import Support
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, Rule
+from paceline.vocabulary import SharedVocabulary
 from tests.distribution.planted_bugs import (
     BUGS,
     HARMLESS,
@@ -96,6 +97,16 @@ TABLES, WIDE = random_tables(5), random_tables(12)
 PARALLEL = parallel_tables(5, 2)
 # After each token the draft's likeliest one, but a wrong one after token 2.
 GUESSES = tuple(int(row.argmin() if last == 2 else row.argmax()) for last, row in enumerate(TABLES[1]))
+
+
+def unread_rows() -> tuple[Table, Table]:
+    """Half of the target's tokens are 2, which the draft lacks; of its others it drafts one too often."""
+    target, draft = [0.25, 0.25, 0.5], [0.2, 0.6, 0.2]
+    return np.log([target] * 3).astype(np.float32), np.log([draft] * 3).astype(np.float32)
+
+
+# The draft's token 4 and the target's token 4 are the other's.
+OTHER_IDS = SharedVocabulary(5, np.array([0, 1, 2, 3]), np.array([2, 0, 3, 1]))
 LEFT, RIGHT = (np.log([distribution, distribution]).astype(np.float32) for distribution in ([0.6, 0.4], [0.45, 0.55]))
 TOYS = {
     "truncated": Toy(*TABLES, SAMPLED),
@@ -141,6 +152,18 @@ TOYS = {
     "narrow head, guessed": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, guesses=GUESSES),
     "narrow head, parallel": Toy(*PARALLEL, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, num_masks=2),
     "narrow head, coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, draft_vocab_size=2),
+    "other vocabulary": Toy(*TABLES, SAMPLED, vocabulary=OTHER_IDS, num_draft_tokens=3, support=WHOLE),
+    "other vocabulary, unread tokens": Toy(
+        *unread_rows(), SAMPLED, vocabulary=SharedVocabulary(3, np.array([0, 1]), np.array([1, 0])), support=WHOLE
+    ),
+    "other vocabulary, truncated": Toy(*TABLES, SAMPLED, vocabulary=OTHER_IDS, num_draft_tokens=3),
+    "other vocabulary, penalties": Toy(
+        *TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8), vocabulary=OTHER_IDS
+    ),
+    "other vocabulary, parallel": Toy(*PARALLEL, SAMPLED, vocabulary=OTHER_IDS, num_draft_tokens=3, num_masks=2),
+    "other vocabulary, coupled": Toy(
+        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, vocabulary=OTHER_IDS
+    ),
     "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }
 

@@ -8,7 +8,7 @@ planted by overriding one.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -28,11 +28,13 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.draft_head import DraftHead, MadeRows
 from paceline.engine.cpu.linear import PlainLinear
 from paceline.engine.cpu.sampler import CpuSampler
-from paceline.engine.sampling.logprobs import compute_logprobs, with_confidence
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
 from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.engine.sampling.vocabularies import sample_rows
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.vocabulary import SharedVocabulary
 from target_server.verifier import VerifyJob, VerifySpec
 
 # [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may end with rows for masks.
@@ -63,6 +65,8 @@ class Toy:
     guesses: tuple[int, ...] = ()
     # The draft knows so many first tokens and those of its context; 0: all.
     draft_vocab_size: int = 0
+    # What the draft, whose table has ids of its own, has in common with the target. It reads nothing else.
+    vocabulary: SharedVocabulary | None = None
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int = 4
@@ -147,7 +151,10 @@ class Rounds:
             wanted = min(toy.num_draft_tokens, toy.num_tokens - num_generated - 1)
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
-                propose_spec = ProposeSpec(wanted, toy.draft_mode, toy.support, stop, toy.least_confidence)
+                propose_spec = ProposeSpec(
+                    wanted, toy.draft_mode, toy.support, stop, toy.least_confidence,
+                    target_position=len(generation.tokens),
+                )  # fmt: skip
                 jobs[generation] = self.make_job(generation, propose_spec)
         self.run(list(jobs.values()), toy.draft, self._draft_sampler)
         proposals = []
@@ -218,11 +225,19 @@ class Rounds:
 
     def truncate(self, generation: Generation, proposal: Proposal, outcome: Outcome) -> None:
         """Both caches to all but the newest token at most."""
-        for sequence in (generation.draft, generation.target):
-            sequence.truncate(min(sequence.length, len(generation.tokens) - 1))
+        fed = generation.tokens[:-1]
+        generation.draft.truncate(min(generation.draft.length, len(self.read(fed))))
+        generation.target.truncate(min(generation.target.length, len(fed)))
+
+    def read(self, tokens: list[int]) -> list[int]:
+        """The draft's own tokens for the target's."""
+        return tokens if self.toy.vocabulary is None else self.toy.vocabulary.to_draft(tokens)
 
     def draft_tail(self, generation: Generation) -> list[int]:
-        return generation.tokens[generation.draft.length :]
+        tokens = self.read(generation.tokens)
+        # The newest token may be none there.
+        generation.draft.truncate(min(generation.draft.length, len(tokens) - 1))
+        return tokens[generation.draft.length :]
 
     def target_tail(self, generation: Generation) -> list[int]:
         return generation.tokens[generation.target.length :]
@@ -251,10 +266,12 @@ class Rounds:
                     if spec
                 ]
                 samples = self.sample_narrowly(places, logits, flat, sampler)
+                sampled = with_confidence(logits, flat, samples)
+                results: Iterator[tuple[Sample, RowLogprobs | None]] = zip(
+                    sampled, compute_logprobs(logits, flat, samples), strict=True
+                )
             else:
-                samples = sampler.sample(logits, flat)
-            sampled = with_confidence(logits, flat, samples)
-            results = iter(zip(sampled, compute_logprobs(logits, flat, samples), strict=True))
+                results = sample_rows(sampler, logits, flat)
             for job, of_job in zip(jobs, wanted, strict=True):
                 job.sequence.tokens += job.pending
                 job.pending.clear()
@@ -282,8 +299,8 @@ class Rounds:
         sampling = replace(toy.sampling, seed=seed)
         draft_sampling = SpeculationParams(draft_temperature=toy.draft_temperature).draft_sampling(sampling)
         draft, target = (
-            Sequence(SequenceOptions(each, len(toy.prompt), toy.eos_token_ids), NO_BLOCKS)
-            for each in (draft_sampling, sampling)
+            Sequence(SequenceOptions(each, len(toy.prompt), toy.eos_token_ids, vocabulary=vocabulary), NO_BLOCKS)
+            for each, vocabulary in ((draft_sampling, toy.vocabulary), (sampling, None))
         )
         return Generation(seed, list(toy.prompt), draft, target)
 

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from paceline.v1 import generation_pb2, model_pb2, target_pb2
+from paceline.v1 import generation_pb2, model_pb2
 from tests.fuzz.mutations import changed, encoded
 from tests.fuzz.values import messages
 
@@ -132,7 +132,7 @@ UNARY = {
             "Describe": ([model_pb2.DescribeModelRequest()], 1),
             "Truncate": ([model_pb2.TruncateRequest(session_id="nobody", sequence_id=1, length=2)], 2),
             "Release": ([model_pb2.ReleaseRequest(session_id="nobody", sequence_id=1)], 2),
-            **({"Tokenizer": ([target_pb2.TokenizerRequest()], 1)} if service == "Target" else {}),
+            "Tokenizer": ([model_pb2.TokenizerRequest()], 1),
         },
     )
     for service in ("Draft", "Target")

@@ -2,7 +2,7 @@
 
 import itertools
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -73,6 +73,13 @@ class RawSession:
         """Says what this client's generations need."""
         demand = model_pb2.Demand(num_generations=num_generations, reserved_tokens=reserved_tokens)
         self._requests.put(self._request(demand=demand))
+
+    def share(self, target_vocab_size: int, draft_token_ids: Iterable[int], target_token_ids: Iterable[int]) -> None:
+        """Says what the target's vocabulary has in common with the draft model's."""
+        vocabulary = draft_pb2.SharedVocabulary(
+            target_vocab_size=target_vocab_size, draft_token_ids=draft_token_ids, target_token_ids=target_token_ids
+        )
+        self._requests.put(self._request(vocabulary=vocabulary))
 
     def ask(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
         """Sends one command and waits."""

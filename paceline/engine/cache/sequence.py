@@ -9,6 +9,7 @@ from paceline.engine.cache.state_pool import StateSpan
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
+from paceline.vocabulary import SharedVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class SequenceOptions:
     traceparent: str = ""
     # What the completion must look like.
     grammar: Grammar | None = None
+    # Of a target with another tokenizer, whose ids the fields above have; the sequence's tokens are the model's own.
+    vocabulary: SharedVocabulary | None = None
 
     @property
     def seed(self) -> int:

@@ -134,8 +134,9 @@ class DraftHead(Head):
         if job not in self._ids_of:
             options = job.sequence.options
             sampling = options.sampling
-            named = options.eos_token_ids, sampling.stop_token_ids, sampling.allowed_token_ids, sampling.logit_bias
-            tokens = chain(*named, job.sequence.tokens, job.pending[: row + 1])
+            lists = options.eos_token_ids, sampling.stop_token_ids, sampling.allowed_token_ids, sampling.logit_bias
+            named = chain(*lists) if options.vocabulary is None else options.vocabulary.to_draft(chain(*lists))
+            tokens = chain(named, job.sequence.tokens, job.pending[: row + 1])
             found = dict.fromkeys(token for token in tokens if self._num_first <= token < self._vocab_size)
             self._ids_of[job] = np.array(list(islice(found, MAX_CONTEXT_TOKENS)), np.int64)
         return self._ids_of[job]

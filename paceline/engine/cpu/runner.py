@@ -9,8 +9,9 @@ from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.state_pool import StatePool, StateSpan
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.sampler import CpuSampler
-from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
+from paceline.engine.sampling.logprobs import RowLogprobs, with_confidence
 from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.engine.sampling.vocabularies import sample_rows
 from paceline.engine.scheduling.job import Job
 
 # Row counts of plain rounds and of rounds with drafts. They fit into the smallest block.
@@ -101,6 +102,4 @@ class CpuRunner:
         if self._known_sampler is not None and not any(spec.needs_whole_vocab for spec in specs):
             found = with_confidence(known, specs, self._known_sampler.sample(known, specs))
             return ((each, None) for each in head.with_ids(found))
-        logits = head.to_full_vocab(known)
-        samples = self._sampler.sample(logits, specs)
-        return zip(with_confidence(logits, specs, samples), compute_logprobs(logits, specs, samples), strict=True)
+        return sample_rows(self._sampler, head.to_full_vocab(known), specs)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.sampling import SamplingParams
+from paceline.vocabulary import SharedVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class SampleSpec:
     wants_confidence: bool = field(default=False, kw_only=True)
     # The tokens that a grammar allows (see `paceline.grammar`).
     mask: NDArray[np.uint32] | None = field(default=None, kw_only=True, compare=False)  # [ceil(vocab_size / 32)]
+    # Samples one of these tokens, by the target's ids, which all fields then have. None: any, by the model's own.
+    vocabulary: SharedVocabulary | None = field(default=None, kw_only=True)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -37,7 +40,8 @@ class SampleSpec:
     def is_processed(self) -> bool:
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
-        return bool(lists or sampling.logit_bias) or self.before is not None or self.mask is not None
+        is_changed = bool(lists or sampling.logit_bias) or self.before is not None or self.mask is not None
+        return is_changed or self.vocabulary is not None
 
     @property
     def needs_whole_vocab(self) -> bool:

@@ -60,7 +60,10 @@ class Job(ABC):
         if not options.sampling.has_penalties:
             return None
         tokens = self.sequence.tokens + self.pending[: row + 1]
-        return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
+        prompt, output = tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :]
+        if options.vocabulary is not None:
+            prompt, output = options.vocabulary.to_target(prompt), options.vocabulary.to_target(output)
+        return TokensBefore(prompt, output)
 
     def mask(self, row: int, position: int) -> tuple[Mask | None, bool]:
         """Returns the tokens that may follow pending token `row`, at `position`, and whether the text is at a dead end there.

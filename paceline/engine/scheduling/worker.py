@@ -114,6 +114,9 @@ class Worker:
         future: Future[T] = Future()
 
         def run() -> None:
+            # Its caller may have left; from now on it can't.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except Exception as error:

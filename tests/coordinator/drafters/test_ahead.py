@@ -79,6 +79,9 @@ class FakeDraft:
             for task in tasks:
                 task.cancel()
 
+    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield model_pb2.TokenizerPiece()
+
     async def Truncate(self, request: Any, context: Any) -> Any:
         return model_pb2.TruncateResponse()
 

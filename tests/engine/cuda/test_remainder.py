@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda.sampling import encoding
+from paceline.engine.sampling import vocabularies
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.sampling import SamplingParams
 from paceline.speculation import Rule
@@ -28,9 +29,10 @@ def test_a_prompts_log_probabilities_take_few_rows_at_a_time(monkeypatch: pytest
         sizes.append(len(logits))
         return compute_logprobs(logits, *rest)  # type: ignore[arg-type]
 
+    theirs = score(make_cpu())
     monkeypatch.setattr(encoding, "REMAINDER_ROWS", MOST_ROWS)
-    monkeypatch.setattr(encoding, "compute_logprobs", spy)
-    ours, theirs = score(make_gpu(0)), score(make_cpu())
+    monkeypatch.setattr(vocabularies, "compute_logprobs", spy)
+    ours = score(make_gpu(0))
     assert sizes == [2, 2, 1]
     assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs) == 4
     for one, other in zip(ours.prompt_logprobs + ours.logprobs, theirs.prompt_logprobs + theirs.logprobs, strict=True):

@@ -1,6 +1,7 @@
 """The worker's end: asked for, or by a fault that must not go unnoticed; and whom it waits for."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,28 @@ async def test_books_that_do_not_balance_end_the_worker_and_say_so() -> None:
         await engine.worker.call(lambda: engine.pool.allocate(1))
         with pytest.raises(AssertionError, match="block 0: count 1, held 0"):
             await engine.worker.wait_stopped()
+
+
+async def test_a_call_whose_caller_leaves_ends_no_worker() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(20)
+
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread)
+        engine.worker.start(device_thread)
+        calls = [asyncio.create_task(engine.worker.call(each)) for each in (work, lambda: None)]
+        # One runs, and the other waits for it.
+        await asyncio.to_thread(begun.wait, 20)
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        may_end.set()
+        async with asyncio.timeout(20):
+            assert await engine.worker.call(lambda: 7) == 7
+        engine.worker.stop()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
-from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
+from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import (
     Argmax,
@@ -26,6 +26,7 @@ from paceline.engine.sampling.specs import (
     SampleTruncated,
     TruncatedSample,
 )
+from paceline.engine.sampling.vocabularies import sample_rows
 from paceline.sampling import SamplingParams
 
 # Less than the likeliest token's probability ever is.
@@ -153,6 +154,6 @@ def sample_remainder(
     """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, without changing them."""
     for first in range(0, len(rows), REMAINDER_ROWS):
         some = rows[first : first + REMAINDER_ROWS]
-        own, own_specs = logits[list(some)], [specs[row] for row in some]
-        samples = with_confidence(own, own_specs, sampler.sample(own, own_specs))
-        yield from zip(some, samples, compute_logprobs(own, own_specs, samples), strict=True)
+        sampled = sample_rows(sampler, logits[list(some)], [specs[row] for row in some])
+        for row, (sample, seen) in zip(some, sampled, strict=True):
+            yield row, sample, seen
