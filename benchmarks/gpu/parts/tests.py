@@ -10,7 +10,19 @@ from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
 
 # Tests of one file share models.
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not campaign", "-n", "4", "--dist", "loadfile")
+PYTEST = (
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not slow and not campaign",
+    "-n",
+    "4",
+    "--dist",
+    "loadfile",
+)
 
 
 def measure(options: Options, results: Results) -> None:
