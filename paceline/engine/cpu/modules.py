@@ -121,14 +121,17 @@ class ModulesCache:
 class _Step:
     """Attention and recurrent layers of one forward."""
 
-    def __init__(self, scores: dict[int, tuple[HeadRotation, Scoring]], cache: ModulesCache, plan: ModulesPlan) -> None:
-        self._scores, self._cache, self._plan = scores, cache, plan
+    def __init__(
+        self, scores: dict[int, tuple[HeadRotation, Scoring]], cache: ModulesCache, plan: ModulesPlan, part_at: int
+    ) -> None:
+        """`part_at`: see `attend_by`."""
+        self._scores, self._cache, self._plan, self._part_at = scores, cache, plan, part_at
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         qkv = bits_of(torch.cat([each.transpose(0, 1) for each in (query, key, value)], 1).flatten(1))
         group, cache = self._cache.of_layer[layer]
-        part_at = part_address(qkv.dtype, cache)
-        return tensor_of(attend_by(part_at, qkv, self._plan.groups[group], *self._scores[layer], 0.0, cache))
+        plan = self._plan.groups[group]
+        return tensor_of(attend_by(self._part_at, qkv, plan, *self._scores[layer], 0.0, cache))
 
     def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
         assert self._plan.states is not None
@@ -153,12 +156,16 @@ class CpuModules:
         """
         self.config = config
         self.max_model_len = max_model_len
-        self._cache_dtype = cache_dtype or np.dtype(ELEMENTS[dtype])
+        self._dtype = np.dtype(ELEMENTS[dtype])
+        self._cache_dtype = cache_dtype or self._dtype
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make, dtype=dtype))
         self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
         self._forms, self._rules = self._find_forms()
         self._scores = {layer: _scores(form) for layer, form in self._forms.items()}
+        # The kernel of `attend_by` for the kind of cache that all layers have.
+        _, cache = next(iter(self.make_cache(1, 8).of_layer.values()))
+        self._part_at = part_address(self._dtype, cache)
 
     @property
     def is_quantised(self) -> bool:
@@ -185,7 +192,9 @@ class CpuModules:
 
     def forward(self, batch: Batch, attention: ModulesCache, plan: ModulesPlan) -> torch.Tensor:
         """Returns the wanted tokens' logits: [num_wanted, vocab_size] float32."""
-        return self._run(batch.tokens, plan.positions, batch.wanted, _Step(self._scores, attention, plan))
+        return self._run(
+            batch.tokens, plan.positions, batch.wanted, _Step(self._scores, attention, plan, self._part_at)
+        )
 
     def _run(self, tokens: Array, positions: Array, wanted: Array, step: AttentionStep) -> torch.Tensor:
         ids, places, kept = map(torch.from_numpy, (tokens, positions, wanted))

@@ -1,5 +1,6 @@
 """Our forward against transformers' at float32: the oracle says what the logits are."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from transformers import (
 )
 
 from paceline.engine.cpu.kernels import attention
+from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.architectures import ARCHITECTURES
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import find_folder
-from tests.engine.feeding import Feeder, load_llama
+from tests.engine.feeding import Feeder, load_llama, load_modules
 
 # Different orders of summation differ by about 1e-6 at float32; a wrong operation by far more than this.
 MAX_RELATIVE_ERROR = 1e-4
@@ -106,8 +108,11 @@ def test_logits_of_a_random_model_are_transformers_own(name: str, tmp_path: Path
     check_all_ways(feeder, tokens, oracle_logits(model, tokens))
 
 
-def test_kernels_are_looked_up_once_and_not_by_each_layer_of_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    feeder = Feeder(load_llama("dummy:tiny"))
+@pytest.mark.parametrize("load", [load_llama, load_modules])
+def test_kernels_are_looked_up_once_and_not_by_each_layer_of_each_forward(
+    load: Callable[[str], CpuModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeder = Feeder(load("dummy:tiny"))
     feeder.feed_split([1, 2, 3], [3])
     monkeypatch.setattr(attention, "address_of", None)
     feeder.feed_split([1, 2, 3], [2, 1])
