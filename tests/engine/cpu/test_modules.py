@@ -23,6 +23,7 @@ from tests.engine.cpu.test_architectures import (
     write_random,
 )
 from tests.engine.cpu.test_llama import oracle_logits, random_model, relative_error
+from tests.engine.cpu.test_recurrent import RECURRENT
 from tests.engine.feeding import Feeder, load_modules
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -75,7 +76,7 @@ def test_the_documentation_names_the_architectures_that_are_tested() -> None:
         }
         for layers in ("own", "transformers'")
     }
-    assert named == {"own": set(ARCHITECTURES), "transformers'": set(KNOWN)}
+    assert named == {"own": set(ARCHITECTURES), "transformers'": {*KNOWN, *RECURRENT}}
 
 
 def test_logits_are_transformers_own(folder: Path, kind: str) -> None:
