@@ -22,7 +22,7 @@ from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_llama import oracle_logits, relative_error
-from tests.engine.feeding import Feeder, load_llama
+from tests.engine.feeding import Feeder, load_llama, load_modules
 from tests.model_folder import change_config
 
 VOCAB_SIZE = 64
@@ -81,8 +81,9 @@ def test_the_text_model_runs_as_in_the_whole(name: str, names: tuple[str, ...], 
     for file, data in dummy_tokenizer_files(VOCAB_SIZE).items():
         (tmp_path / file).write_bytes(data)
     tokens = torch.randint(6, VOCAB_SIZE, (50,), generator=torch.Generator().manual_seed(1)).tolist()
-    logits = Feeder(load_llama(str(tmp_path)), block_size=16).feed_split(tokens, [50])
-    assert relative_error(logits, oracle_logits(whole, tokens)) < 1e-5
+    for load in (load_llama, load_modules):
+        logits = Feeder(load(str(tmp_path)), block_size=16).feed_split(tokens, [50])
+        assert relative_error(logits, oracle_logits(whole, tokens)) < 1e-5
 
 
 def test_a_head_that_is_missing_is_told(tmp_path: Path) -> None:
