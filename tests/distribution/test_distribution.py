@@ -226,14 +226,19 @@ MORE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("services", "speculation"),
-    [*CASES, *(pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in MORE_CASES)],
-)
+@pytest.mark.parametrize(("services", "speculation"), CASES)
 async def test_output_follows_the_targets_distribution(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
     await check_distribution(request.getfixturevalue(services), speculation, 16 * MAX_SAMPLES, wrong_temperature=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("services", "speculation"), MORE_CASES)
+async def test_output_follows_the_targets_distribution_in_2560_generations(
+    request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
+) -> None:
+    await check_distribution(request.getfixturevalue(services), speculation, 40 * MAX_SAMPLES, wrong_temperature=1.5)
 
 
 @pytest.mark.campaign
