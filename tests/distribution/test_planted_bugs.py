@@ -172,6 +172,7 @@ def least_p_value(toy: Toy, tokens: NDArray[np.int64]) -> float:
     return min(p_values(toy, tokens).values())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", TOYS)
 def test_output_follows_the_targets_distribution_with_many_sets_of_seeds(name: str) -> None:
     toy = TOYS[name]

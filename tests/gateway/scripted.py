@@ -11,7 +11,7 @@ from gateway.requests import HttpRequest, Serving
 from paceline.results import Deployment, Finish, Model, Piece, Speculation, Timing, TokenLogprobs, ToolCallDelta
 from paceline.speculation import SpeculationParams
 
-MODEL = Model("tiny", "float32", "none", "float32", "cpu", 99, 64, True)
+MODEL = Model("tiny", "float32", "none", "own", "float32", "cpu", 99, 64, True)
 SERVING = Serving(Deployment(MODEL, None, SpeculationParams(), 0, 1, "0"), {}, "auto")
 SPECULATION = Speculation(0, 0, 0, [], [], 1.0)
 TIMING = Timing(0, 0, 0, 0, 0, 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
@@ -39,12 +40,17 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
 
 def _load(config: TextConfig, tensors: Tensors, dtype: torch.dtype) -> Any:
     """Builds the model on no device, then gives it the tensors: no numbers are made or copied."""
+    # It would report in many lines what is an error here.
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         model, found = causal_class(config.source).from_pretrained(
             None, config=config.source, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"the weights do not match the config: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     for what in ("missing", "unexpected", "mismatched"):
         if keys := found[f"{what}_keys"]:
             raise ConfigError(f"the weights do not match the config: {sorted(map(str, keys))[0]} is {what}")

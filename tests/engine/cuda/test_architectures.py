@@ -19,7 +19,7 @@ QUICK = ("gemma2", "olmo3")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.campaign) for name in CONFIGS]
 )
 def test_logits_are_the_cpu_engines(name: str, tmp_path: Path) -> None:
     write_random(CONFIGS[name], tmp_path)

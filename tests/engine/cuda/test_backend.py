@@ -42,7 +42,7 @@ def load() -> LoadedModel:
     return load_model("dummy:tiny", torch.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_cache_takes_what_its_share_leaves() -> None:
     said: list[str] = []
     backend = build_on(CONFIG, ROLE, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
@@ -53,7 +53,7 @@ def test_the_cache_takes_what_its_share_leaves() -> None:
     assert backend.check.variant_parts == []
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_what_it_was_given_it_takes() -> None:
     backend = build_on(CONFIG.model_copy(update={"kv_cache_memory": MIB, "block_size": 32}), ROLE, load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
     # In a process of its own: this one may have bound the kernels to the interpreter.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

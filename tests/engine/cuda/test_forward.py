@@ -36,8 +36,8 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     [
         (True, [30, 1, 5]),
         (False, [33, 3]),
-        pytest.param(True, [260, 1, 5, 34], marks=pytest.mark.slow),
-        pytest.param(False, [290, 10], marks=pytest.mark.slow),
+        pytest.param(True, [260, 1, 5, 34], marks=pytest.mark.campaign),
+        pytest.param(False, [290, 10], marks=pytest.mark.campaign),
     ],
 )
 def test_logits_are_the_cpu_engines(
@@ -58,7 +58,7 @@ def test_library_products_give_the_same_logits() -> None:
     close(logits, expected(20))
 
 
-@pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.campaign)])
 def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder, start: int) -> None:
     """Whatever is beside it: other rows of a round, other sequences, padding, a longer table."""
     # Across the end of a block, and of a stretch.

@@ -25,7 +25,7 @@ LENGTH, ROUND = 45, 3
 
 
 # Experts, windows and sinks; a parallel residual.
-@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("cohere2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("cohere2", marks=pytest.mark.campaign)])
 def test_logits_are_the_cpu_engines(kind: str, tmp_path: Path) -> None:
     config = config_of(kind)
     config.num_hidden_layers, config.layer_types = 2, config.layer_types[:2]
@@ -56,7 +56,7 @@ def test_recurrent_layers_are_refused(tmp_path: Path) -> None:
         load_on_gpu(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_model_without_graphs_comes_to_a_device() -> None:
     loaded = load_model("dummy:tiny", torch.float32, implementation="transformers")
     said: list[str] = []

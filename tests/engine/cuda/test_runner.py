@@ -98,7 +98,7 @@ def propose_all(engine: Engine, names: list[str]) -> list[Any]:
 
 def some_or_all(some: list[str], everything: dict[str, Any]) -> pytest.MarkDecorator:
     """Triton's interpreter takes seconds for each: some of them for `make test`."""
-    every = pytest.param(list(everything), marks=pytest.mark.slow, id="all")
+    every = pytest.param(list(everything), marks=pytest.mark.campaign, id="all")
     return pytest.mark.parametrize("names", [pytest.param(some, id="some"), every])
 
 
@@ -112,7 +112,7 @@ def test_proposals_are_the_cpu_engines(names: list[str]) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_ahead", [pytest.param(3, marks=pytest.mark.slow), 0])
+@pytest.mark.parametrize("num_ahead", [pytest.param(3, marks=pytest.mark.campaign), 0])
 def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None:
     sampling, propose_spec = WISHES["more tokens than are looked at"]
     expected = make_cpu()
@@ -124,7 +124,7 @@ def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None
     assert (ours.tokens, engine.num_steps) == (theirs.tokens, propose_spec.num_draft_tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["coupled", "greedy", "sampled", "top-p"])
 def test_steps_in_one_go_are_those_one_by_one(name: str) -> None:
     """And leave the same cache behind: what is drafted after them is the same too."""

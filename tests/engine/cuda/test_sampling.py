@@ -90,9 +90,9 @@ def check(found: Sample, wanted: Sample) -> None:
     ("vocab_size", "spread"),
     [
         (40, 3.0),
-        pytest.param(2000, 1.5, marks=pytest.mark.slow),
-        pytest.param(2000, 8.0, marks=pytest.mark.slow),
-        pytest.param(20_000, 3.0, marks=pytest.mark.slow),
+        pytest.param(2000, 1.5, marks=pytest.mark.campaign),
+        pytest.param(2000, 8.0, marks=pytest.mark.campaign),
+        pytest.param(20_000, 3.0, marks=pytest.mark.campaign),
     ],
 )
 def test_draws_are_those_of_tensor_operations(vocab_size: int, spread: float) -> None:
