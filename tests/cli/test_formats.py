@@ -31,7 +31,7 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> list[OutputFormat | None]:
         yield PIECE
 
     async def describe(self: AsyncClient) -> Deployment:
-        model = Model("tiny", "float32", "none", "auto", "cpu", 9, 64, True)
+        model = Model("tiny", "float32", "none", "own", "auto", "cpu", 9, 64, True)
         return Deployment(model, None, SpeculationParams(), 0, 1, "", TokenizerInfo(chat_template="x"))
 
     monkeypatch.setattr(AsyncClient, "stream", stream)

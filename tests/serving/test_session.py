@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.v1 import model_pb2, target_pb2
+from paceline.v1 import model_pb2
 from tests.conftest import TINY
 from tests.hosted import Host, HostedService
 from tests.services import running, start_service
@@ -216,7 +216,7 @@ def test_describe_and_health(target_server: HostedService, target: RawSession) -
 
 def test_the_tokenizer_streams_whole_files(target: RawSession) -> None:
     files: dict[str, bytes] = {}
-    for piece in target.stub.Tokenizer(target_pb2.TokenizerRequest()):
+    for piece in target.stub.Tokenizer(model_pb2.TokenizerRequest()):
         files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
     assert b'"t511"' in files["tokenizer.json"]
 
