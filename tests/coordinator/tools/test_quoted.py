@@ -137,7 +137,8 @@ async def test_look_up_text_changes_no_token(embedded_pair: Trio) -> None:
         {"role": "tool", "content": numbered(CODE[:400]), "tool_call_id": "call_1"},
     ]
     sampling = SamplingParams(max_tokens=80, temperature=0.8, seed=1)
-    suffix = SpeculationParams(drafter=Drafter.SUFFIX)
+    # A fixed length: whether an adaptive one drafts depends on times.
+    suffix = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8)
     async with AsyncClient(embedded_pair.address) as client:
         plain, drafted = await asyncio.gather(
             *(
