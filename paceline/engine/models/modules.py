@@ -43,6 +43,7 @@ def causal_class(config: Any) -> Any:
         raise ConfigError(
             f"model type {kind!r} has layers of type {sorted(unknown)[0]!r}; supported: {', '.join(LAYER_TYPES)}"
         )
-    if getattr(config, "use_bidirectional_attention", False):
-        raise ConfigError("use_bidirectional_attention is set; it must be False: a token sees those before it")
+    # "vision" is for images alone.
+    if (given := getattr(config, "use_bidirectional_attention", None)) in (True, "all"):
+        raise ConfigError(f"use_bidirectional_attention is {given!r}; it must be unset: a token sees those before it")
     return model

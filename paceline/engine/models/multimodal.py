@@ -3,20 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-# By `model_type` of transformers. Without an image, their text models run as they would alone.
-MULTIMODAL = ("gemma3", "mistral3")
+# By `model_type` of transformers. Without an image, their text models run as they would alone; others, such as PaliGemma's,
+# would not.
+MULTIMODAL = ("gemma3", "gemma4", "mistral3", "qwen3_5")
 # Beginnings of the text model's names, old and new, and what they are alone.
 _TEXT = {"language_model.lm_head.": "lm_head.", "language_model.model.": "model.", "model.language_model.": "model."}
 # Beginnings of the other names.
-_PARTS = (
-    "vision_tower",
-    "multi_modal_projector",
-    "vision_model",
-    "visual",
-    "audio_tower",
-    "embed_vision",
-    "embed_audio",
-)
+_PARTS = ("vision_tower", "multi_modal_projector", "visual", "embed_vision", "audio_tower", "embed_audio")
 _OTHERS = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in _PARTS)
 
 

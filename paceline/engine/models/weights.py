@@ -94,9 +94,7 @@ def load_model(
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
-    if source.model_type in MULTIMODAL or (
-        implementation != ModelConfig.implementation and hasattr(source, "text_config")
-    ):
+    if source.model_type in MULTIMODAL:
         source, tensors = text_part(source, tensors)
     lender = getattr(source, LENDER_KEY, None)
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}

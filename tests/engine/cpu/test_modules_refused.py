@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "latent attention (MLA) is not supported",
     ),
     "an image's attention": (
-        "gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is set; it must be False",
+        "gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be unset",
     ),
     "a mask": ("bert", {"is_decoder": False}, "the model's mask is neither causal nor a sliding window"),
 }  # fmt: skip

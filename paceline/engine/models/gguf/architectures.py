@@ -25,7 +25,7 @@ class GgufArchitecture:
     model_type: str
     # Whether llama.cpp's converter interleaves the halves of the heads of queries and keys.
     interleaves_heads: bool = False
-    # Keys after the architecture's name -> the config's fields, besides those of all architectures.
+    # The config's fields by key, without the architecture's name; those that all architectures have are not listed.
     keys: Mapping[str, str] = field(default_factory=dict)
     # Values of those fields that a file need not have.
     defaults: Mapping[str, Any] = field(default_factory=dict)
