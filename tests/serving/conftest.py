@@ -1,14 +1,24 @@
 """Draft and target servers for raw streams: one of each, and one of each that caches no prefixes, to compare."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.conftest import PARALLEL_DRAFT, TINY
 from tests.hosted import Host, HostedService
+from tests.serving.raw_session import RawSession
 
 
 @pytest.fixture(scope="session")
 def draft_server(host: Host) -> HostedService:
     return host.start("draft_server", *TINY)
+
+
+@pytest.fixture
+def draft(draft_server: HostedService) -> Iterator[RawSession]:
+    session = RawSession(draft_server)
+    yield session
+    session.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,19 +8,11 @@ import pytest
 from scipy.special import softmax
 
 from tests.end_to_end.tiny_oracle import model_logits
-from tests.hosted import HostedService
 from tests.serving.raw_session import RawSession, propose
 
 MOST = 6
 PROMPT = [3, 1, 4, 1, 5]
 SAMPLED, GREEDY, COUPLED = 1, 2, 3
-
-
-@pytest.fixture
-def draft(draft_server: HostedService):
-    session = RawSession(draft_server)
-    yield session
-    session.close()
 
 
 def stopping(least_confidence: float, draft_mode: int) -> Callable[[Any], None]:

@@ -38,13 +38,6 @@ STEPS = {
 
 
 @pytest.fixture
-def draft(draft_server: HostedService) -> Iterator[RawSession]:
-    session = RawSession(draft_server)
-    yield session
-    session.close()
-
-
-@pytest.fixture
 def small_step_draft(small_step_draft_server: HostedService) -> Iterator[RawSession]:
     session = RawSession(small_step_draft_server)
     yield session

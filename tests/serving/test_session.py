@@ -26,13 +26,6 @@ def target(target_server: HostedService):
     session.close()
 
 
-@pytest.fixture
-def draft(draft_server: HostedService):
-    session = RawSession(draft_server)
-    yield session
-    session.close()
-
-
 def failure_of(answer) -> tuple[str, str]:
     assert answer.WhichOneof("answer") == "failure", answer
     return CODES[answer.failure.status.code], answer.failure.status.message

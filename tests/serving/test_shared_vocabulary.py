@@ -20,13 +20,6 @@ EVEN, SHIFT = range(0, VOCAB_SIZE, 2), 1000
 
 
 @pytest.fixture
-def draft(draft_server: HostedService) -> Iterator[RawSession]:
-    session = RawSession(draft_server)
-    yield session
-    session.close()
-
-
-@pytest.fixture
 def parallel_draft(parallel_draft_server: HostedService) -> Iterator[RawSession]:
     session = RawSession(parallel_draft_server)
     yield session
