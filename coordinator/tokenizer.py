@@ -274,7 +274,7 @@ class TokenBytes:
             for step in steps
             if step["type"] == "Replace" and "String" in step["pattern"]
         ]
-        # The decoder's first step of a kind that is ignored here, if any.
+        # The type of the decoder's first step that is not computed here; "" if all are.
         self.unknown_step = next((step["type"] for step in steps if step["type"] not in _KNOWN_STEPS), "")
 
     def of(self, token: int) -> bytes:

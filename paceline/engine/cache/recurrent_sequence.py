@@ -117,7 +117,7 @@ class RecurrentSequence(Sequence):
             return 0
         block_size = self._pool.block_size
         interval = self._pool.blocks_for(SNAPSHOT_TOKENS) * block_size
-        # Of a prompt that is sent again, the last token is fed again.
+        # If the prompt is sent again, its last token is fed again, so no snapshot that includes it would be found.
         prompt = (self.options.num_prompt_tokens - 1) // block_size * block_size
         found = max(end // interval * interval, prompt if prompt <= end else 0)
         return found if found > self.length else 0

@@ -112,7 +112,7 @@ class ModulesCache:
 
     def plan(self, spans: list[TokenSpan]) -> ModulesPlan:
         plans = [group.plan(spans) for group in self._groups]
-        # Rows come rotated: each finds the one row of a rotation that changes nothing.
+        # Queries and keys are already rotated, so all rows use the only row of an identity rotation.
         still = np.zeros_like(plans[0].positions)
         states = plan_states(spans) if self.states.num_slots else None
         return ModulesPlan(plans[0].positions, [plan._replace(positions=still) for plan in plans], states)
@@ -214,4 +214,6 @@ class CpuModules:
         count = self.config.source.num_hidden_layers
         if idle := [layer for layer in range(count) if layer not in recorder.forms | recorder.rules]:
             raise ConfigError(f"layer {idle[0]} has no attention")
+        if not recorder.forms:
+            raise ConfigError("all layers are recurrent; at least one must have attention")
         return recorder.forms, recorder.rules
