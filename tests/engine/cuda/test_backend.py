@@ -6,8 +6,8 @@ import torch
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
-from paceline.engine.cuda.sampling import encoding
 from paceline.engine.models.weights import LoadedModel, load_model
+from paceline.engine.sampling import vocabularies
 from paceline.errors import ConfigError
 from tests.engine.cuda.device import DEVICE
 
@@ -69,7 +69,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities_a
         scored.append(tuple(logits.shape))
         return [None] * len(specs)
 
-    monkeypatch.setattr(encoding, "compute_logprobs", spy)
+    monkeypatch.setattr(vocabularies, "compute_logprobs", spy)
     with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks; .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.
