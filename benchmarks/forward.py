@@ -1,6 +1,8 @@
 """One target forward against transformers', by number of tokens, in turns within one run.
 
-python -m benchmarks.forward [--context 256]
+python -m benchmarks.forward [--context 256] [--dtype float32]
+
+*modules* are transformers' own modules over our cache (`--implementation transformers`).
 """
 
 import argparse
@@ -28,10 +30,15 @@ from target_server.verifier import VerifyJob, VerifySpec  # noqa: E402
 ROUNDS = 40
 
 
-def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
+def our_step(
+    quantization: str, context: int, rows: int, dtype: str = "bfloat16", implementation: str = "auto"
+) -> Callable[[], None]:
     """Returns a greedy Verify of `rows` tokens at `context`, as the target server's worker runs it."""
     loop = asyncio.new_event_loop()
-    engine = build_engine(EngineConfig(quantization=quantization), TARGET_ROLE, loop)
+    config = EngineConfig.model_validate(
+        {"quantization": quantization, "dtype": dtype, "implementation": implementation}
+    )
+    engine = build_engine(config, TARGET_ROLE, loop)
     runner = engine.worker._runner
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)
     sequence.reserve(context + rows)
@@ -63,15 +70,18 @@ def their_step(model: Any, context: int, rows: int) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--context", type=int, default=256)
-    context = parser.parse_args().context
-    reference = load_reference()
-    print(f"SmolLM2-135M, context {context}, {torch.get_num_threads()} threads, median of {ROUNDS} in turns")
-    print(f"{'rows':>5} {'transformers bf16':>18} {'ours bf16':>10} {'ratio':>6} {'ours int8':>10} {'int8 / bf16':>12}")
-    for rows in (1, 5, 8):
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    options = parser.parse_args()
+    context, dtype = options.context, options.dtype
+    reference = load_reference(dtype=getattr(torch, dtype))
+    print(f"SmolLM2-135M, {dtype}, context {context}, {torch.get_num_threads()} threads, median of {ROUNDS} in turns")
+    print(f"{'rows':>5} {'transformers':>15} {'ours':>10} {'modules':>10} {'int8':>10}   ours, modules / transformers")
+    for rows in (1, 5, 8, 128):
         steps = {
             "theirs": their_step(reference, context, rows),
-            "bf16": our_step("none", context, rows),
-            "int8": our_step("int8", context, rows),
+            "ours": our_step("none", context, rows, dtype),
+            "modules": our_step("none", context, rows, dtype, "transformers"),
+            "int8": our_step("int8", context, rows, dtype),
         }
         times: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(ROUNDS):
@@ -81,8 +91,8 @@ def main() -> None:
                 times[name].append((time.perf_counter() - started) * 1e3)
         ms = {name: statistics.median(values) for name, values in times.items()}
         print(
-            f"{rows:5d} {ms['theirs']:15.1f} ms {ms['bf16']:7.1f} ms {ms['bf16'] / ms['theirs']:6.2f}"
-            f" {ms['int8']:7.1f} ms {ms['int8'] / ms['bf16']:12.2f}"
+            f"{rows:5d} {ms['theirs']:12.1f} ms {ms['ours']:7.1f} ms {ms['modules']:7.1f} ms {ms['int8']:7.1f} ms"
+            f" {ms['ours'] / ms['theirs']:8.2f} {ms['modules'] / ms['theirs']:8.2f}"
         )
 
 
