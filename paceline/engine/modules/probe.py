@@ -22,14 +22,14 @@ class _Recorder(FormRecorder):
 
 
 def run(
-    model: Any, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, step: AttentionStep
+    model: Any, tokens: torch.Tensor, positions: torch.Tensor | None, wanted: torch.Tensor, step: AttentionStep
 ) -> torch.Tensor:
     """Returns the logits of the wanted rows: [num_wanted, vocab_size].
 
-    tokens, positions: [num_rows] int64; wanted: [num_wanted] int64.
+    tokens, positions: [num_rows] int64; positions may be None for the model's own; wanted: [num_wanted] int64.
     """
     output = model(
-        input_ids=tokens[None], position_ids=positions[None], use_cache=False,
+        input_ids=tokens[None], position_ids=None if positions is None else positions[None], use_cache=False,
         logits_to_keep=wanted, paceline_step=step,
     )  # fmt: skip
     logits: torch.Tensor = output.logits[0]
@@ -43,10 +43,12 @@ def probe(model: Any, device: torch.device) -> tuple[dict[int, LayerForm], dict[
     Raises ConfigError if the model can't run over our cache.
     """
     kind, recorder = model.config.model_type, _Recorder()
-    zero = torch.zeros(1, dtype=torch.long, device=device)
+    # Not token 0: as padding it may have position 0 in a model that counts from another.
+    token, first = (torch.tensor([number], device=device) for number in (1, 0))
     model.set_attn_implementation(PROBE)
     try:
-        run(model, zero, zero, zero, recorder)
+        logits = run(model, token, first, first, recorder)
+        by_default = run(model, token, None, first, _Recorder())
     except ConfigError:
         raise
     except Exception as error:  # a model's code may raise anything
@@ -60,4 +62,6 @@ def probe(model: Any, device: torch.device) -> tuple[dict[int, LayerForm], dict[
         raise ConfigError(f"layer {idle[0]} has no attention")
     if not recorder.forms:
         raise ConfigError("all layers are recurrent; at least one must have attention")
+    if not torch.equal(logits, by_default):
+        raise ConfigError(f"model type {kind!r} does not count positions from 0, as the cache does")
     return recorder.forms, recorder.rules

@@ -37,6 +37,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an image's attention": (
         "gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be unset",
     ),
+    "other positions": ("roberta", {"is_decoder": True}, "model type 'roberta' does not count positions from 0"),
     "a mask": ("bert", {"is_decoder": False}, "the model's mask is neither causal nor a sliding window"),
 }  # fmt: skip
 
