@@ -26,12 +26,10 @@ from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
 from paceline.engine.cpu.states import CpuStates, plan_states, slot_bytes
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight, as_tensor
-from paceline.engine.modules.attention import AttentionStep, LayerForm, probing
+from paceline.engine.modules.attention import LayerForm, grouped
 from paceline.engine.modules.build import build_modules
-from paceline.engine.modules.recurrent import Rule, RuleRecorder
-from paceline.errors import ConfigError
-
-_NONE = np.empty(0, np.float32)
+from paceline.engine.modules.probe import probe, run
+from paceline.engine.modules.recurrent import Rule
 
 
 class CpuMatrix:
@@ -65,23 +63,6 @@ def _make_matrix(
     return CpuMatrix(linear, rows, np.dtype(ELEMENTS[dtype]))
 
 
-class Group(NamedTuple):
-    """Layers of one shape, whose caches lie together."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-def _groups(forms: dict[int, LayerForm]) -> dict[Group, list[int]]:
-    """Returns the layers of each shape."""
-    by_shape: dict[tuple[int, int, int], list[int]] = {}
-    for layer, form in forms.items():
-        by_shape.setdefault(form[:3], []).append(layer)
-    return {Group(len(layers), *shape): layers for shape, layers in by_shape.items()}
-
-
 class ModulesPlan(NamedTuple):
     positions: Array  # [num_rows]
     groups: list[AttentionPlan]
@@ -94,7 +75,7 @@ class ModulesCache:
     def __init__(
         self, forms: dict[int, LayerForm], rules: dict[int, Rule], num_blocks: int, block_size: int, dtype: np.dtype[Any]
     ) -> None:  # fmt: skip
-        groups = _groups(forms)
+        groups = grouped(forms)
         self._groups = [CpuPagedAttention(group, num_blocks, block_size, dtype) for group in groups]
         # By layer: its group's index, and its cache.
         self.of_layer: dict[int, tuple[int, Cache]] = {
@@ -141,7 +122,7 @@ class _Step:
 def _scores(form: LayerForm) -> tuple[HeadRotation, Scoring]:
     sinks = NO_SINKS if form.sinks is None else form.sinks.detach().float().numpy()
     still = np.ones((1, form.head_dim), np.float32), np.zeros((1, form.head_dim), np.float32)
-    rotation = HeadRotation(*still, _NONE, _NONE, np.array([form.scale], np.float32))
+    rotation = HeadRotation(*still, NO_SINKS, NO_SINKS, np.array([form.scale], np.float32))
     return rotation, Scoring(form.window, float(form.cap), sinks)
 
 
@@ -161,7 +142,7 @@ class CpuModules:
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         self._model = build_modules(config, tensors, dtype, partial(_make_matrix, make=make, dtype=dtype))
         self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
-        self._forms, self._rules = self._find_forms()
+        self._forms, self._rules = probe(self._model, torch.device("cpu"))
         self._scores = {layer: _scores(form) for layer, form in self._forms.items()}
         # The kernel of `attend_by` for the kind of cache that all layers have.
         _, cache = next(iter(self.make_cache(1, 8).of_layer.values()))
@@ -175,7 +156,7 @@ class CpuModules:
         """Returns the bytes of a block of the cache."""
         return sum(
             make_layout(group, group.num_layers, block_size, self._cache_dtype).block_bytes
-            for group in _groups(self._forms)
+            for group in grouped(self._forms)
         )
 
     @property
@@ -192,28 +173,6 @@ class CpuModules:
 
     def forward(self, batch: Batch, attention: ModulesCache, plan: ModulesPlan) -> torch.Tensor:
         """Returns the wanted tokens' logits: [num_wanted, vocab_size] float32."""
-        return self._run(
-            batch.tokens, plan.positions, batch.wanted, _Step(self._scores, attention, plan, self._part_at)
-        )
-
-    def _run(self, tokens: Array, positions: Array, wanted: Array, step: AttentionStep) -> torch.Tensor:
-        ids, places, kept = map(torch.from_numpy, (tokens, positions, wanted))
-        output = self._model(
-            input_ids=ids[None], position_ids=places[None], use_cache=False, logits_to_keep=kept, paceline_step=step
-        )
-        logits: torch.Tensor = output.logits[0].float()  # [num_wanted, vocab_size]
-        return logits
-
-    @torch.inference_mode()
-    def _find_forms(self) -> tuple[dict[int, LayerForm], dict[int, Rule]]:
-        """Runs a row to see what each layer is: attention or recurrent."""
-        recorder = RuleRecorder()
-        zero = np.zeros(1, np.int64)
-        with probing(self._model):
-            self._run(zero, zero, zero, recorder)
-        count = self.config.source.num_hidden_layers
-        if idle := [layer for layer in range(count) if layer not in recorder.forms | recorder.rules]:
-            raise ConfigError(f"layer {idle[0]} has no attention")
-        if not recorder.forms:
-            raise ConfigError("all layers are recurrent; at least one must have attention")
-        return recorder.forms, recorder.rules
+        tokens, positions, wanted = map(torch.from_numpy, (batch.tokens, plan.positions, batch.wanted))
+        step = _Step(self._scores, attention, plan, self._part_at)
+        return run(self._model, tokens, positions, wanted, step).float()

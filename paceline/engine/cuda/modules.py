@@ -3,8 +3,6 @@
 It is not captured in graphs: transformers' code, and ours for experts, may wait for numbers of the GPU.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional
 
@@ -13,8 +11,9 @@ from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring, re
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.models.config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight
-from paceline.engine.modules.attention import AttentionStep, FormRecorder, LayerForm, probing
+from paceline.engine.modules.attention import LayerForm, LayerGroup, grouped
 from paceline.engine.modules.build import build_modules
+from paceline.engine.modules.probe import probe, run
 from paceline.errors import ConfigError
 
 
@@ -31,19 +30,12 @@ class CudaMatrix:
         return functional.embedding(ids, self._rows)
 
 
-class KvShape(NamedTuple):
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-def _shape_of(forms: dict[int, LayerForm]) -> KvShape:
-    if len(shapes := {form[:3] for form in forms.values()}) > 1:
+def _group_of(forms: dict[int, LayerForm]) -> LayerGroup:
+    group, *others = grouped(forms)
+    if others:
         raise ConfigError("layers differ in heads or head_dim; on a GPU they must be equal")
-    shape = KvShape(len(forms), *shapes.pop())
-    require_head_dim(shape.head_dim)
-    return shape
+    require_head_dim(group.head_dim)
+    return group
 
 
 def _scoring(form: LayerForm, device: torch.device) -> Scoring:
@@ -86,38 +78,22 @@ class CudaModules:
             return CudaMatrix(linear, placed if is_looked_up else None)
 
         self._model = build_modules(config, tensors, dtype, make).to(device)
-        forms = self._find_forms()
-        self._shape = _shape_of(forms)
+        forms, rules = probe(self._model, device)
+        if rules:
+            raise ConfigError(f"layer {min(rules)} is recurrent; such layers run on a CPU only")
+        self._group = _group_of(forms)
         self._scoring = {layer: _scoring(form, device) for layer, form in forms.items()}
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
-        num_layers, _, num_kv_heads, head_dim = self._shape
+        num_layers, _, num_kv_heads, head_dim = self._group
         return CudaPagedAttention(num_layers, num_blocks, block_size, num_kv_heads, head_dim, self._dtype, self._device)
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
         """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
         # Padding rows have position -1.
-        positions = plan.positions.clamp_min(0)
-        return out.copy_(self._run(plan.tokens, positions, plan.wanted, _Step(self._scoring, attention, plan)))
+        rows = plan.tokens.long(), plan.positions.clamp_min(0).long(), plan.wanted.long()
+        return out.copy_(run(self._model, *rows, _Step(self._scoring, attention, plan)))
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """Returns an uninitialised [num_rows, vocab_size] float32 for `forward`."""
         return torch.empty((num_rows, self.config.vocab_size), device=self._device)
-
-    def _run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, step: AttentionStep
-    ) -> torch.Tensor:
-        output = self._model(
-            input_ids=tokens[None].long(), position_ids=positions[None].long(), use_cache=False,
-            logits_to_keep=wanted.long(), paceline_step=step,
-        )  # fmt: skip
-        logits: torch.Tensor = output.logits[0]  # [num_wanted, vocab_size]
-        return logits
-
-    @torch.inference_mode()
-    def _find_forms(self) -> dict[int, LayerForm]:
-        """Runs a row to see what each layer's attention is."""
-        recorder, zero = FormRecorder(), torch.zeros(1, dtype=torch.long, device=self._device)
-        with probing(self._model):
-            self._run(zero, zero, zero, recorder)
-        return recorder.forms

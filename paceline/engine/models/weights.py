@@ -108,6 +108,9 @@ def load_model(
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
     config = _config_with_ends(name, source, _named_ends(name, folder), files, implementation)
+    if isinstance(config, ModelConfig):
+        # Only ours: transformers' models convert what they load, and keep some in float32, such as biases of routers.
+        tensors = {key: each.to(dtype) if each.is_floating_point() else each for key, each in tensors.items()}
     if hasattr(source, MASK_KEY):
         tensors[MASK_VECTORS] = _same_masks(name, getattr(source, MASK_KEY), tensors)
     return LoadedModel(name, config, tensors, files, fingerprint)
@@ -241,7 +244,7 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype` and 8-bit weights times their scales. Raises ConfigError if scales are missing."""
+    """Multiplies 8-bit weights by their scales, in `dtype`. Raises ConfigError if scales are missing."""
     numbers: Tensors = {}
     for key, tensor in tensors.items():
         if key.endswith(SCALE) and key.removesuffix(SCALE) in tensors:
@@ -253,12 +256,12 @@ def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors
                     f"tensor {key + SCALE!r} has shape {tuple(scale.shape)}; it must be {tuple(tensor.shape[:1])}, "
                     "a scale for each output feature"
                 )
-            tensor = tensor.float() * scale.unsqueeze(1)
+            tensor = (tensor.float() * scale.unsqueeze(1)).to(dtype)
         elif tensor.itemsize == 1:
             # Codes without scales are not the model's weights.
             raise ConfigError(
                 f"tensor {key!r} has type {str(tensor.dtype).removeprefix('torch.')} and no {key + SCALE!r}; supported: "
                 "float32, bfloat16, float16, and 8 bits with a scale for each output feature"
             )
-        numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        numbers[key] = tensor
     return numbers

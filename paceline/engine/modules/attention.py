@@ -5,8 +5,7 @@ attention is: its masks are functions, which say what a row would see (`ALL_MASK
 no masks.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,6 +35,23 @@ class LayerForm(NamedTuple):
     cap: float
     # [num_heads] float32: scores without a value, which take a part of the weight; None: none.
     sinks: torch.Tensor | None
+
+
+class LayerGroup(NamedTuple):
+    """Layers of one shape, whose caches lie together."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def grouped(forms: dict[int, LayerForm]) -> dict[LayerGroup, list[int]]:
+    """Returns the layers of each shape."""
+    by_shape: dict[tuple[int, int, int], list[int]] = {}
+    for layer, form in forms.items():
+        by_shape.setdefault(form[:3], []).append(layer)
+    return {LayerGroup(len(layers), *shape): layers for shape, layers in by_shape.items()}
 
 
 class AttentionStep(Protocol):
@@ -114,19 +130,3 @@ def _window_of(config: Any, mask_function: Callable[..., torch.Tensor], **unused
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
 ALL_ATTENTION_FUNCTIONS.register(PROBE, _record)
 ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _window_of)
-
-
-@contextmanager
-def probing(model: Any) -> Iterator[None]:
-    """Runs the model with the probe's attention. Raises ConfigError if it can't run."""
-    model.set_attn_implementation(PROBE)
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # a model's code may raise anything
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            f"model type {model.config.model_type!r} does not run over our cache: {type(error).__name__}: {reason}"
-        ) from error
-    model.set_attn_implementation(NAME)

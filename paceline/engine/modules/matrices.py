@@ -1,6 +1,7 @@
 """Matrices whose products the engine computes, in the place of transformers' weights."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -60,7 +61,9 @@ def _embedding(ids: torch.Tensor, weight: MatrixWeight, *unused: Any, **names: A
 
 
 def _converted(weight: MatrixWeight, *to: Any, **named: Any) -> MatrixWeight:
-    dtype = next((each for each in (*to, *named.values()) if isinstance(each, torch.dtype)), torch.float32)
+    given = (each for each in (*to, *named.values()) if isinstance(each, torch.dtype | torch.Tensor))
+    # A tensor stands for its dtype; a device alone changes nothing.
+    dtype = next((getattr(each, "dtype", each) for each in given), weight.dtype)
     if dtype == weight.dtype:
         return weight
     if weight.widen is None or dtype is not torch.float32:
@@ -71,7 +74,7 @@ def _converted(weight: MatrixWeight, *to: Any, **named: Any) -> MatrixWeight:
 _OWN: dict[Any, Callable[..., Any]] = {
     functional.linear: _linear,
     functional.embedding: _embedding,
-    torch.Tensor.float: _converted,
+    torch.Tensor.float: partial(_converted, dtype=torch.float32),
     torch.Tensor.to: _converted,
     torch.Tensor.type: _converted,
 }

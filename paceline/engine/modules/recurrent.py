@@ -5,13 +5,12 @@ between a layer's projections, row by row; the module here has the projections.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from paceline.engine.models.modules import RECURRENT_TYPES
-from paceline.engine.modules.attention import FormRecorder
 from paceline.errors import ConfigError
 
 
@@ -74,25 +73,12 @@ class ShortConvolution:
 Rule = DeltaRule | ShortConvolution
 
 
-@runtime_checkable
 class RecurrentStep(Protocol):
     """A forward's part in recurrent layers."""
 
     def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
         """Returns [num_rows, width], and keeps the layer's state."""
         ...
-
-
-class RuleRecorder(FormRecorder):
-    """A step that notes each layer's form or rule and adds nothing to the rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rules: dict[int, Rule] = {}
-
-    def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
-        self.rules[layer] = rule
-        return inputs[0].new_zeros(len(inputs[0]), rule.width)
 
 
 class _Mixer(nn.Module):
@@ -104,10 +90,8 @@ class _Mixer(nn.Module):
         self._projections, self._output = nn.ModuleList(projections), output
         self._layer, self._rule = layer, rule
 
-    def forward(self, hidden_states: torch.Tensor, paceline_step: Any = None, **others: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, paceline_step: RecurrentStep, **others: Any) -> torch.Tensor:
         """hidden_states: [1, num_rows, hidden_size]."""
-        if not isinstance(paceline_step, RecurrentStep):
-            raise ConfigError(f"layer {self._layer} is recurrent; such layers run on a CPU only")
         inputs = [projection(hidden_states[0]) for projection in self._projections]
         mixed: torch.Tensor = self._output(paceline_step.recur(self._layer, self._rule, *inputs))
         return mixed[None]

@@ -59,14 +59,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 def random_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Random in every parameter: a bias of 0 or a norm of 1 would hide that we forgot it."""
+    """Random in all that is stored: a bias of 0 or a norm of 1 would hide that we forgot it."""
     known = ARCHITECTURES.get(config.model_type)
     norm = 1.0 - (known.norm_offset if known else 0.0)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    stored = model.state_dict()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(norm if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                buffer += 0.2 * torch.randn_like(buffer)
     return model.eval()
 
 

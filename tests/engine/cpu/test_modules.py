@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from paceline.engine.cpu.batch_invariance import check_forward
 from paceline.engine.cpu.modules import CpuMatrix
 from paceline.engine.models.architectures import ARCHITECTURES
+from paceline.engine.models.weights import load_model
+from paceline.engine.modules.build import build_modules
+from paceline.engine.modules.matrices import MatrixWeight
+from paceline.errors import ConfigError
 from tests.engine.cpu.test_architectures import (
     ALTERNATE,
     BLOCK_SIZE,
@@ -89,6 +93,25 @@ def test_logits_are_transformers_own(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_in_any_batch(folder: Path, dtype: torch.dtype) -> None:
     check_bits(load_modules(str(folder), dtype))
+
+
+def test_what_transformers_keeps_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    write_random(config_of("glm4_moe"), tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    loaded = load_model(str(tmp_path), torch.bfloat16, implementation="transformers")
+    ours = build_modules(loaded.config, loaded.tensors, torch.bfloat16, lambda *_: None)
+    assert ours.dtype == torch.bfloat16
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    torch.testing.assert_close(ours.get_buffer(name), theirs.get_buffer(name), rtol=0, atol=0)
+
+
+def test_only_another_dtype_converts_a_weight() -> None:
+    weight = MatrixWeight.of(None, torch.ones(4, 4, dtype=torch.bfloat16), None)
+    for same in (weight.to("cpu"), weight.to(torch.bfloat16), weight.to(torch.ones(1, dtype=torch.bfloat16))):
+        assert same is weight
+    for convert in (lambda: weight.float(), lambda: weight.to("cpu", torch.float32), lambda: weight.to(torch.ones(1))):
+        with pytest.raises(ConfigError, match=r"converts a weight to torch\.float32"):
+            convert()
 
 
 def test_the_check_at_load_finds_products_that_depend_on_the_number_of_rows(

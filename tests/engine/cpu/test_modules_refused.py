@@ -9,8 +9,10 @@ from transformers import AutoConfig
 
 from paceline.engine.models.shapes import HEAD_IDS
 from paceline.engine.models.weights import load_model
+from paceline.engine.modules.probe import probe
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_architectures import SHAPE, write_random
+from tests.engine.cpu.test_llama import random_model
 from tests.engine.cpu.test_modules import config_of
 from tests.engine.feeding import load_modules
 from tests.model_folder import change_config
@@ -35,6 +37,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an image's attention": (
         "gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be unset",
     ),
+    "other positions": ("roberta", {"is_decoder": True}, "model type 'roberta' does not count positions from 0"),
     "a mask": ("bert", {"is_decoder": False}, "the model's mask is neither causal nor a sliding window"),
 }  # fmt: skip
 
@@ -46,6 +49,13 @@ def test_what_would_be_computed_wrongly_is_refused(name: str, tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         load_modules(str(tmp_path))
     assert reason in str(caught.value)
+
+
+def test_a_layer_without_attention_is_refused() -> None:
+    model = random_model(config_of("glm4"))
+    model.config.num_hidden_layers = 5
+    with pytest.raises(ConfigError, match="layer 4 has no attention"):
+        probe(model, torch.device("cpu"))
 
 
 def test_our_layers_name_the_other_implementation_where_it_would_do(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""The forward of transformers' modules, and the probe: a forward of a row that finds out what each layer is."""
+
+from typing import Any
+
+import torch
+
+from paceline.engine.modules.attention import NAME, PROBE, AttentionStep, FormRecorder, LayerForm
+from paceline.engine.modules.recurrent import Rule
+from paceline.errors import ConfigError
+
+
+class _Recorder(FormRecorder):
+    """A step that notes each layer's form or rule; recurrent layers add nothing to the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules: dict[int, Rule] = {}
+
+    def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
+        self.rules[layer] = rule
+        return inputs[0].new_zeros(len(inputs[0]), rule.width)
+
+
+def run(
+    model: Any, tokens: torch.Tensor, positions: torch.Tensor | None, wanted: torch.Tensor, step: AttentionStep
+) -> torch.Tensor:
+    """Returns the logits of the wanted rows: [num_wanted, vocab_size].
+
+    tokens, positions: [num_rows] int64; positions may be None for the model's own; wanted: [num_wanted] int64.
+    """
+    output = model(
+        input_ids=tokens[None], position_ids=None if positions is None else positions[None], use_cache=False,
+        logits_to_keep=wanted, paceline_step=step,
+    )  # fmt: skip
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+@torch.inference_mode()
+def probe(model: Any, device: torch.device) -> tuple[dict[int, LayerForm], dict[int, Rule]]:
+    """Returns the forms of layers with attention, and the rules of recurrent ones.
+
+    Raises ConfigError if the model can't run over our cache.
+    """
+    kind, recorder = model.config.model_type, _Recorder()
+    # Not token 0: as padding it may have position 0 in a model that counts from another.
+    token, first = (torch.tensor([number], device=device) for number in (1, 0))
+    model.set_attn_implementation(PROBE)
+    try:
+        logits = run(model, token, first, first, recorder)
+        by_default = run(model, token, None, first, _Recorder())
+    except ConfigError:
+        raise
+    except Exception as error:  # a model's code may raise anything
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            f"model type {kind!r} does not run over our cache: {type(error).__name__}: {reason}"
+        ) from error
+    model.set_attn_implementation(NAME)
+    known = recorder.forms | recorder.rules
+    if idle := [layer for layer in range(model.config.num_hidden_layers) if layer not in known]:
+        raise ConfigError(f"layer {idle[0]} has no attention")
+    if not recorder.forms:
+        raise ConfigError("all layers are recurrent; at least one must have attention")
+    if not torch.equal(logits, by_default):
+        raise ConfigError(f"model type {kind!r} does not count positions from 0, as the cache does")
+    return recorder.forms, recorder.rules
