@@ -25,7 +25,7 @@ class TranslatedDrafter(RemoteDrafter):
         self._target_tokens: Sequence[int] = request.prompt
         # Where the first draft comes in the target's context.
         self._target_position = 0
-        # The draft server can't apply a grammar to the target's tokens: the coordinator cuts what was drafted.
+        # The draft server can't apply a grammar to the target's tokens: what it forbids is cut, or rejected.
         read = replace(request, prompt=self._read_context.tokens.copy(), grammar=None, grammar_text="")
         super().__init__(place, read, deadline)
 

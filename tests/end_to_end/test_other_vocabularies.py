@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,6 +104,15 @@ async def test_a_format_cuts_drafts_and_changes_no_token(pair: Pair, temperature
             done = await client.complete(PROMPT, sampling, speculation, raw=True, format=wanted)
             assert done.token_ids == plain.token_ids
             assert acceptance(done) > 0 or pair.draft == "other"
+
+
+async def test_a_drawn_draft_that_the_format_forbids_is_rejected(pair: Pair) -> None:
+    sampling, wanted = SamplingParams(max_tokens=48, temperature=1.5), OutputFormat(regex="[a-m]{20}")
+    async with AsyncClient(pair.address) as client:
+        for length in (4, Bounds(1, 8)):
+            done = await client.complete(PROMPT, sampling, model(length, rule=Rule.REJECTION), raw=True, format=wanted)
+            assert re.fullmatch(wanted.regex, done.text)
+            assert acceptance(done) < 1
 
 
 async def test_samples_and_beams_are_the_same(pair: Pair) -> None:
