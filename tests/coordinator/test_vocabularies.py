@@ -1,8 +1,10 @@
 """A context becomes the draft model's tokens one by one, and only tokens that both models have are drafts."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -41,13 +43,18 @@ def byte_level(words: Sequence[str] = (), special: Sequence[str] = ()) -> Backen
     return backend
 
 
+def reader(draft: Backend) -> AsyncMock:
+    return AsyncMock(return_value={"tokenizer.json": draft.to_str().encode()})
+
+
 def translation(target: Tokenizer, draft: Backend) -> Translation:
     vocabularies = Vocabularies(target, len(target.vocabulary))
-    files = {"tokenizer.json": draft.to_str().encode()}
 
     async def find() -> Translation:
         # As members of a pool ask that connect at once: generations move among those with the same one.
-        asked = [vocabularies.translation("other", "fingerprint", draft.get_vocab_size(), files) for _ in range(2)]
+        asked = [
+            vocabularies.translation("other", "fingerprint", draft.get_vocab_size(), reader(draft)) for _ in range(2)
+        ]
         one, other = await asyncio.gather(*asked)
         assert one is other
         return one
@@ -127,11 +134,11 @@ def wordpiece() -> Backend:
 REFUSED: dict[str, tuple[Callable[[], Backend], str]] = {
     "no token in common": (
         lambda: Backend.from_str(dummy_tokenizer_files(32)["tokenizer.json"].decode()),
-        "draft model 'other' and the target have different tokenizers without a common token",
+        "draft model 'other' has another tokenizer than the target, and they have no token in common",
     ),
     "a decoder that is not known": (
         wordpiece,
-        "draft model 'other' has another tokenizer than the target, and what the tokens of draft model 'other' write is not "
+        "draft model 'other' has another tokenizer than the target, and what the tokens of the draft model write is not "
         "known: the decoder has a step 'WordPiece'",
     ),
 }  # fmt: skip
@@ -143,6 +150,16 @@ def test_a_draft_model_whose_tokens_tell_nothing_is_refused(target: Tokenizer, n
     with pytest.raises(ConfigError) as caught:
         translation(target, make())
     assert str(caught.value) == said
+
+
+async def test_a_tokenizer_is_read_once_whatever_is_found(target: Tokenizer) -> None:
+    vocabularies = Vocabularies(target, len(target.vocabulary))
+    for draft in (byte_level(), wordpiece()):
+        read = reader(draft)
+        for _ in range(2):
+            with contextlib.suppress(ConfigError):
+                await vocabularies.translation("other", str(id(draft)), draft.get_vocab_size(), read)
+        read.assert_awaited_once()
 
 
 async def test_a_draft_that_the_draft_model_lacks_is_refused_and_drafting_pauses(

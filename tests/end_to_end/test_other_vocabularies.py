@@ -190,5 +190,5 @@ async def test_a_draft_that_is_started_again_drafts_again(host: Host, target: Pa
 
 
 def test_a_draft_without_a_common_token_is_refused(host: Host, target: Path) -> None:
-    with pytest.raises(RefusedStart, match="have different tokenizers without a common token"):
+    with pytest.raises(RefusedStart, match="another tokenizer than the target, and they have no token in common"):
         host.start_trio(("--model", str(target), *SMALL_FLAGS), ("--model", "dummy:tiny-32-a", *SMALL_FLAGS))
