@@ -1,7 +1,5 @@
 """Drafts of models with other tokenizers change no token, and are right as often as the models agree."""
 
-import asyncio
-import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument
 from paceline.formats import OutputFormat
 from paceline.results import Completion
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, Rule, SpeculationParams
 from tests.byte_level import TEXT
 from tests.conftest import SMALL_FLAGS
+from tests.end_to_end.test_named_drafts import until_they_draft
 from tests.hosted import Host, RefusedStart
 from tests.other_vocabulary import write_other, write_renumbered, write_target
 
@@ -134,16 +132,6 @@ async def test_lists_that_the_draft_model_can_not_follow_cost_its_drafts_alone(p
     assert later.finish.speculation.proposed
 
 
-async def until_known(client: AsyncClient, draft: str) -> None:
-    """The coordinator begins to serve with the first draft."""
-    for _ in range(200):
-        with contextlib.suppress(InvalidArgument):
-            await client.complete(PROMPT, replace(GREEDY, max_tokens=1), model(1, draft=draft), raw=True)
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("the draft did not come up")
-
-
 async def test_drafts_of_several_tokenizers_share_a_coordinator(
     host: Host, target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -153,11 +141,11 @@ async def test_drafts_of_several_tokenizers_share_a_coordinator(
     server = host.start("target_server", *models[0])
     drafts = [host.start("draft_server", *each) for each in models]
     front = host.start("coordinator", "--target", server.address, "--draft", ",".join(each.address for each in drafts))
+    await until_they_draft(front.address, str(target), str(folder))
     async with AsyncClient(front.address) as client:
         plain = await client.complete(PROMPT, SAMPLED, PLAIN, raw=True)
         for length in (4, Bounds(1, 8)):
             for draft in (str(target), str(folder)):
-                await until_known(client, draft)
                 speculation = model(length, draft=draft)
                 done = await client.complete(PROMPT, SAMPLED, speculation, raw=True, trace=True)
                 assert done.token_ids == plain.token_ids
