@@ -29,6 +29,12 @@ class TranslatedDrafter(RemoteDrafter):
         read = replace(request, prompt=self._read_context.tokens.copy(), grammar=None, grammar_text="")
         super().__init__(place, read, deadline)
 
+    @property
+    def stops_early(self) -> bool:
+        # Of the target's tokens the server drafts several at once only with masks.
+        card = self._place.link.card
+        return card is not None and card.num_mask_tokens == 0
+
     def absence(self, context: Context) -> str:
         reason = super().absence(context)
         return reason or ("" if self._read_context.tokens else "the draft model has no token of the text")

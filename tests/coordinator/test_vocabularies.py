@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.drafters.deadline import DraftDeadline
+from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.drafters.translated import TranslatedDrafter
 from coordinator.tokenizer import Tokenizer
 from coordinator.vocabularies import DraftContext, Translation, Vocabularies
@@ -211,3 +212,17 @@ async def test_what_is_sent_goes_on_from_what_is_cached(target: Tokenizer, tmp_p
     assert (first.position, first.target_position) == (0, len(prompt) + 1)
     assert (second.position, second.target_position) == (len(spelled) + 5 + 1, len(prompt) + 3)
     assert list(second.tail_tokens) == found.pieces(b)
+
+
+async def test_a_stop_saves_steps_where_the_server_takes_one_after_the_other(target: Tokenizer, tmp_path: Path) -> None:
+    found = await asyncio.to_thread(translation, target, byte_level())
+    request = make_context(target.encode(TEXT, False)).request
+    async with linked(FakeDraft(fill_with()), tmp_path) as pool:
+        card = pool.members[0].link.card
+        assert card is not None
+        plain = RemoteDrafter(place(pool), request, DraftDeadline())
+        translated = TranslatedDrafter(place(pool), request, DraftDeadline(), found)
+        for card.multi_steps, card.num_mask_tokens, stops in (
+            (0, 0, (True, True)), (8, 0, (False, True)), (0, 3, (False, False)),
+        ):  # fmt: skip
+            assert (plain.stops_early, translated.stops_early) == stops
