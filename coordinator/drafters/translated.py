@@ -50,7 +50,7 @@ class TranslatedDrafter(RemoteDrafter):
     def _cached_length(self, length: int) -> int:
         return self._read_context.offset(length)
 
-    def _to_feed(self, context: Context, after: Sequence[int]) -> list[int]:
+    def _prepare(self, context: Context, after: Sequence[int]) -> list[int]:
         self._target_tokens, self._target_position = context.tokens, len(context) + len(after)
         self._read_context.extend(context.tokens)
         tokens = [*self._read_context.tokens, *self._read_context.after(after)]
