@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def _draft_pool(
     async def translate(card: model_pb2.ModelCard, stub: Any) -> Translation | None:
         if card.tokenizer_fingerprint == target.tokenizer_fingerprint:
             return None
-        files = await read_tokenizer(stub)
-        return await vocabularies.translation(card.name, card.tokenizer_fingerprint, card.vocab_size, files)
+        fingerprint, read = card.tokenizer_fingerprint, partial(read_tokenizer, stub)
+        return await vocabularies.translation(card.name, fingerprint, card.vocab_size, read)
 
     members = Members("draft", settings.draft)
     return Pool(DRAFT, members, lambda address, card: None, settings.servers_tls, translate)

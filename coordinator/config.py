@@ -23,9 +23,12 @@ MIN_UNREAD_BYTES = 1 << 20
 
 
 def _check_servers(text: str) -> str:
-    if text != "none":
-        as_value_error(lambda: Members("address", text))
+    as_value_error(lambda: Members("address", text))
     return text
+
+
+def _check_drafts(text: str) -> str:
+    return text if text == "none" else _check_servers(text)
 
 
 def _check_draft_tokens(text: str) -> str:
@@ -44,9 +47,6 @@ def _check_drafter(name: str) -> str:
     return name
 
 
-ServerAddresses = Annotated[str, AfterValidator(_check_servers)]
-
-
 class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     """Streams text by speculative decoding over a draft and a target server."""
 
@@ -60,11 +60,13 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
-    draft: ServerAddresses = Field(
+    draft: Annotated[str, AfterValidator(_check_drafts)] = Field(
         "127.0.0.1:50051",
         description="draft servers, or none: addresses separated by commas, dns:NAME:PORT or file:PATH",
     )
-    target: ServerAddresses = Field("127.0.0.1:50052", description="target servers, in the same form")
+    target: Annotated[str, AfterValidator(_check_servers)] = Field(
+        "127.0.0.1:50052", description="target servers, in the same form"
+    )
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     target_timeout: float = Field(
         120.0, gt=0, description="seconds a generation waits while no target server is reachable"

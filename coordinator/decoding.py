@@ -38,6 +38,8 @@ async def generate(
             yield emission
     finally:
         # A cancelled round leaves undecided drafts, and servers share cached prefixes with other requests.
-        policy.truncate(len(context) - 1)
-        policy.release()
-        target.release()
+        try:
+            policy.truncate(len(context) - 1)
+            policy.release()
+        finally:
+            target.release()

@@ -90,8 +90,10 @@ class Generations:
 
     def _generate(self, choice: Choice, member: Member | None = None) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
+        # A custom drafter may raise here, before the target counts the generation.
+        policy = self.policies.make(request)
         target = RemoteTarget(self._place(choice, member), request, self.target_timeout_s)
-        return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
+        return generate(choice.context, policy, target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         has_read = partial(self.active.has_read, choice)

@@ -35,7 +35,7 @@ class Guidance:
     def shape(self, tokens: Sequence[int], proposal: Proposal, room: int) -> Proposal:
         """Marks forced drafts, cuts the proposal at the first draft that may not follow, and appends forced tokens.
 
-        Sampled drafts stay: dropping one for its value would bias the output, and the draft server has masked them.
+        Sampled drafts stay: dropping one for its value would bias the output. The target rejects what may not follow.
         `room`: the most drafts that the round can take.
         """
         if not proposal.tokens:

@@ -15,7 +15,7 @@ split between tokens.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import tokenizers
@@ -27,6 +27,8 @@ from paceline.vocabulary import SharedVocabulary
 log = logging.getLogger(__name__)
 # A token's bytes, and whether it is a special token.
 Written = tuple[bytes, bool]
+# Reads the draft model's tokenizer files.
+ReadFiles = Callable[[], Awaitable[dict[str, bytes]]]
 
 
 class Translation:
@@ -97,38 +99,44 @@ class Vocabularies:
     def __init__(self, target: Tokenizer, vocab_size: int) -> None:
         """`vocab_size`: the number of the target's ids."""
         self._target, self._vocab_size = target, vocab_size
-        # By the draft model's tokenizer: its fingerprint, and how many ids the model has.
-        self._known: dict[tuple[str, int], Translation] = {}
+        # By the draft model's tokenizer: its fingerprint, and how many ids the model has. Or why there is none.
+        self._known: dict[tuple[str, int], Translation | str] = {}
         self._making = asyncio.Lock()
 
-    async def translation(self, name: str, fingerprint: str, vocab_size: int, files: dict[str, bytes]) -> Translation:
-        """Returns the only translation into a draft model's tokens. Raises ConfigError if none are shared, or not known."""
+    async def translation(self, name: str, fingerprint: str, vocab_size: int, read: ReadFiles) -> Translation:
+        """Returns the only translation into a draft model's tokens.
+
+        Raises ConfigError if it has none of the target's tokens, or if what a tokenizer's tokens write is not known.
+        """
         key = fingerprint, vocab_size
-        async with self._making:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._make, name, vocab_size, files["tokenizer.json"])
-        num_shared = len(self._known[key].shared)
+        if key not in self._known:
+            files = await read()
+            async with self._making:
+                if key not in self._known:
+                    self._known[key] = await asyncio.to_thread(self._make, vocab_size, files["tokenizer.json"])
+        known = self._known[key]
+        if isinstance(known, str):
+            raise ConfigError(f"draft model {name!r} has another tokenizer than the target, and {known}")
+        num_shared = len(known.shared)
         log.info(
             "draft model %s shares %s of %s tokens with the target", name, f"{num_shared:,}", f"{self._vocab_size:,}"
         )
-        return self._known[key]
+        return known
 
-    def _make(self, name: str, vocab_size: int, tokenizer_json: bytes) -> Translation:
+    def _make(self, vocab_size: int, tokenizer_json: bytes) -> Translation | str:
+        """Returns the translation, or why there is none."""
         try:
             draft = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
         except Exception as error:  # tokenizers raises bare Exception
-            raise ConfigError(f"the tokenizer of draft model {name!r} can't be read: {error}") from error
+            return f"it can't be read: {error}"
         of_draft, of_target = TokenBytes(draft), self._target.token_bytes
-        for whose, tokens in ((f"draft model {name!r}", of_draft), ("the target", of_target)):
+        for whose, tokens in (("the draft model", of_draft), ("the target", of_target)):
             if tokens.unknown_step:
-                raise ConfigError(
-                    f"draft model {name!r} has another tokenizer than the target, and what the tokens of {whose} write is "
-                    f"not known: the decoder has a step {tokens.unknown_step!r}"
-                )
+                return f"what the tokens of {whose} write is not known: the decoder has a step {tokens.unknown_step!r}"
         theirs, ours = _ids(of_draft, vocab_size), _ids(of_target, self._vocab_size)
         both = [(theirs[written], token) for written, token in ours.items() if written in theirs]
         if not both:
-            raise ConfigError(f"draft model {name!r} and the target have different tokenizers without a common token")
+            return "they have no token in common"
         draft_ids, target_ids = np.array(both, dtype=np.int64).T
         shared = SharedVocabulary(self._vocab_size, draft_ids, target_ids)
         begins = self._target.encode("")[:1], [token for token in draft.encode("").ids[:1] if token < vocab_size]

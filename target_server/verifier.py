@@ -20,6 +20,7 @@ from paceline.engine.sampling.specs import (
     Score,
 )
 from paceline.engine.scheduling.job import Job
+from paceline.grammar import Mask, allows
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.speculation import Rule
 
@@ -71,8 +72,9 @@ class VerifyJob(Job):
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._row_logprobs: list[RowLogprobs] = []
-        # Positions without any token to sample.
-        self._dead_ends: list[int] = []
+        # The first position without any token to sample, and the last that the text may reach under the grammar.
+        self._dead_end: int | None = None
+        self._last_reached = self._num_drafts
         sampling = sequence.options.sampling
         is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere
         # The spec of all sampled rows, if it is the same: one object, which the runner looks at once.
@@ -119,7 +121,7 @@ class VerifyJob(Job):
             lenient_accepts=lenient_accepts,
             logprobs=self._row_logprobs[self._num_scored :],
             prompt_logprobs=self._row_logprobs[: self._num_scored],
-            dead_end=min(self._dead_ends, default=None),
+            dead_end=self._dead_end,
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,
@@ -133,9 +135,7 @@ class VerifyJob(Job):
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        mask, is_dead_end = self.mask(row, position)
-        if is_dead_end:
-            self._dead_ends.append(index)
+        mask = self._mask_at(index, row, position)
         extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs, "mask": mask}
         if wanted.rule is Rule.MATCH and not options.sampling.is_greedy:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
@@ -146,3 +146,14 @@ class VerifyJob(Job):
         purpose = Purpose.OUTSIDE if index < self._num_drafts else Purpose.BONUS
         key = make_key(options.seed, self._round_start, position, purpose)
         return SampleComplement(*common, self._supports[index], uniform(key), **extra)
+
+    def _mask_at(self, index: int, row: int, position: int) -> Mask | None:
+        """Returns the tokens that may follow; None also behind a forbidden draft, where a sample is meaningless."""
+        if self.sequence.guide is None or index > self._last_reached:
+            return None
+        mask, is_dead_end = self.mask(row, position)
+        if is_dead_end:
+            self._dead_end = index
+        if mask is None or (index < self._num_drafts and not allows(mask, self._verify_spec.drafts[index])):
+            self._last_reached = index
+        return mask

@@ -44,7 +44,7 @@ class ServerRecord:
     _used_at_s: float = 0.0
 
     def rates(self, mode: DraftMode) -> Rates:
-        """Returns the rates of "draft", of (k, whether it stopped early), all k drafts, and of "bonus", the token after them."""
+        """Returns the rates of "draft", of (k, whether it stopped early), all k drafts, and of "bonus", the token after."""
 
         def prior(kind: Hashable) -> float:
             if kind == "draft":

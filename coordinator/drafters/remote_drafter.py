@@ -105,7 +105,7 @@ class RemoteDrafter(ModelDrafter):
         num_draft_tokens = min(num_draft_tokens, self._capacity(context, after))
         if num_draft_tokens < 1:
             return Proposal()
-        tokens = self._to_feed(context, after)
+        tokens = self._prepare(context, after)
         wait = DraftWait(self._deadline)
 
         def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
@@ -174,8 +174,8 @@ class RemoteDrafter(ModelDrafter):
         card = self._place.link.card
         return card.max_model_len - self._num_tokens(context, after) + 1 if card is not None else 0
 
-    def _to_feed(self, context: Context, after: Sequence[int]) -> list[int]:
-        """Returns the context as the draft model reads it."""
+    def _prepare(self, context: Context, after: Sequence[int]) -> list[int]:
+        """Prepares the sequence for a proposal. Returns the context as the draft model reads it."""
         return [*context.tokens, *after] if after else context.tokens
 
     def _cached_length(self, length: int) -> int:

@@ -25,9 +25,15 @@ class TranslatedDrafter(RemoteDrafter):
         self._target_tokens: Sequence[int] = request.prompt
         # Where the first draft comes in the target's context.
         self._target_position = 0
-        # The draft server can't apply a grammar to the target's tokens: the coordinator cuts what was drafted.
+        # The draft server can't apply a grammar to the target's tokens: what it forbids is cut, or rejected.
         read = replace(request, prompt=self._read_context.tokens.copy(), grammar=None, grammar_text="")
         super().__init__(place, read, deadline)
+
+    @property
+    def stops_early(self) -> bool:
+        # Of the target's tokens the server drafts several at once only with masks.
+        card = self._place.link.card
+        return card is not None and card.num_mask_tokens == 0
 
     def absence(self, context: Context) -> str:
         reason = super().absence(context)
@@ -44,7 +50,7 @@ class TranslatedDrafter(RemoteDrafter):
     def _cached_length(self, length: int) -> int:
         return self._read_context.offset(length)
 
-    def _to_feed(self, context: Context, after: Sequence[int]) -> list[int]:
+    def _prepare(self, context: Context, after: Sequence[int]) -> list[int]:
         self._target_tokens, self._target_position = context.tokens, len(context) + len(after)
         self._read_context.extend(context.tokens)
         tokens = [*self._read_context.tokens, *self._read_context.after(after)]

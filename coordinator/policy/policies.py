@@ -29,8 +29,11 @@ class Policies:
         require(not missing[name], "drafter", name.value, f"{', '.join(others)} or {last}: {missing[name]}")
         if draft:
             models = [] if pool is None else pool.models
+            # A server that is not listed or was not reached yet may have it.
+            known = [] if pool is None else [each.model or each.link.is_refused for each in pool.members]
+            may_come = pool is not None and not (known and all(known))
             allowed = f"one of {', '.join(models)}" if models else "left out: there is no draft server"
-            require(draft in models, "draft", draft, allowed)
+            require(draft in models or may_come, "draft", draft, allowed)
 
     def make(self, request: Request) -> Policy:
         speculation, prediction = request.speculation, request.prediction

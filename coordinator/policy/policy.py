@@ -4,7 +4,7 @@
     PredictionPolicy                the client's predicted output while it matches; otherwise another policy
     AdaptivePolicy (`adaptive`)     the default: the drafter that gains most, for as many tokens as pay
 
-`adaptive.Policies` makes each request's policy.
+`policies.Policies` makes each request's policy.
 """
 
 from abc import ABC, abstractmethod

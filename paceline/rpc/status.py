@@ -1,7 +1,7 @@
 """Converts between exceptions and google.rpc.Status: the only place that knows how errors travel.
 
-Details are `google.rpc.ErrorInfo` (reason, and in its metadata an excess), `BadRequest` (an InvalidArgument's field) and `RetryInfo`. Calls carry them
-in trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
+Details are `google.rpc.ErrorInfo` (reason, and in its metadata an excess), `BadRequest` (an InvalidArgument's field) and
+`RetryInfo`. Calls carry them in trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
 """
 
 from collections.abc import Mapping

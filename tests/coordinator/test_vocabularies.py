@@ -1,14 +1,17 @@
 """A context becomes the draft model's tokens one by one, and only tokens that both models have are drafts."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.drafters.deadline import DraftDeadline
+from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.drafters.translated import TranslatedDrafter
 from coordinator.tokenizer import Tokenizer
 from coordinator.vocabularies import DraftContext, Translation, Vocabularies
@@ -41,13 +44,18 @@ def byte_level(words: Sequence[str] = (), special: Sequence[str] = ()) -> Backen
     return backend
 
 
+def reader(draft: Backend) -> AsyncMock:
+    return AsyncMock(return_value={"tokenizer.json": draft.to_str().encode()})
+
+
 def translation(target: Tokenizer, draft: Backend) -> Translation:
     vocabularies = Vocabularies(target, len(target.vocabulary))
-    files = {"tokenizer.json": draft.to_str().encode()}
 
     async def find() -> Translation:
         # As members of a pool ask that connect at once: generations move among those with the same one.
-        asked = [vocabularies.translation("other", "fingerprint", draft.get_vocab_size(), files) for _ in range(2)]
+        asked = [
+            vocabularies.translation("other", "fingerprint", draft.get_vocab_size(), reader(draft)) for _ in range(2)
+        ]
         one, other = await asyncio.gather(*asked)
         assert one is other
         return one
@@ -127,11 +135,11 @@ def wordpiece() -> Backend:
 REFUSED: dict[str, tuple[Callable[[], Backend], str]] = {
     "no token in common": (
         lambda: Backend.from_str(dummy_tokenizer_files(32)["tokenizer.json"].decode()),
-        "draft model 'other' and the target have different tokenizers without a common token",
+        "draft model 'other' has another tokenizer than the target, and they have no token in common",
     ),
     "a decoder that is not known": (
         wordpiece,
-        "draft model 'other' has another tokenizer than the target, and what the tokens of draft model 'other' write is not "
+        "draft model 'other' has another tokenizer than the target, and what the tokens of the draft model write is not "
         "known: the decoder has a step 'WordPiece'",
     ),
 }  # fmt: skip
@@ -143,6 +151,16 @@ def test_a_draft_model_whose_tokens_tell_nothing_is_refused(target: Tokenizer, n
     with pytest.raises(ConfigError) as caught:
         translation(target, make())
     assert str(caught.value) == said
+
+
+async def test_a_tokenizer_is_read_once_whatever_is_found(target: Tokenizer) -> None:
+    vocabularies = Vocabularies(target, len(target.vocabulary))
+    for draft in (byte_level(), wordpiece()):
+        read = reader(draft)
+        for _ in range(2):
+            with contextlib.suppress(ConfigError):
+                await vocabularies.translation("other", str(id(draft)), draft.get_vocab_size(), read)
+        read.assert_awaited_once()
 
 
 async def test_a_draft_that_the_draft_model_lacks_is_refused_and_drafting_pauses(
@@ -194,3 +212,17 @@ async def test_what_is_sent_goes_on_from_what_is_cached(target: Tokenizer, tmp_p
     assert (first.position, first.target_position) == (0, len(prompt) + 1)
     assert (second.position, second.target_position) == (len(spelled) + 5 + 1, len(prompt) + 3)
     assert list(second.tail_tokens) == found.pieces(b)
+
+
+async def test_a_stop_saves_steps_where_the_server_takes_one_after_the_other(target: Tokenizer, tmp_path: Path) -> None:
+    found = await asyncio.to_thread(translation, target, byte_level())
+    request = make_context(target.encode(TEXT, False)).request
+    async with linked(FakeDraft(fill_with()), tmp_path) as pool:
+        card = pool.members[0].link.card
+        assert card is not None
+        plain = RemoteDrafter(place(pool), request, DraftDeadline())
+        translated = TranslatedDrafter(place(pool), request, DraftDeadline(), found)
+        for card.multi_steps, card.num_mask_tokens, stops in (
+            (0, 0, (True, True)), (8, 0, (False, True)), (0, 3, (False, False)),
+        ):  # fmt: skip
+            assert (plain.stops_early, translated.stops_early) == stops

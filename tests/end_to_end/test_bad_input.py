@@ -252,6 +252,7 @@ BAD_FLAGS: dict[str, tuple[str, str, list[str]]] = {
         ["--kv-cache-dtype", "int8", "int4"],
     ),
     "value out of range": ("target_server", "--block-size 3", ["--block-size", "8", "'3'"]),
+    "no target server": ("coordinator", "--target none", ["--target", "'none'", "HOST:PORT"]),
     "no size": ("target_server", "--kv-cache-memory much", ["--kv-cache-memory", "'much'"]),
 }
 SETTINGS = {"draft_server": DraftSettings, "target_server": TargetSettings, "coordinator": CoordinatorSettings}

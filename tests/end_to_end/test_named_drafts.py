@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx2
 import pytest
@@ -44,6 +44,7 @@ def drafts(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dra
         addresses = ("--target", target.address, "--draft", f"{like.address},{unlike.address}")
         front = host.start("coordinator", *addresses, "--metrics", metrics)
         stack.callback(lambda: [each.stop() for each in (front, unlike, target)])
+        asyncio.run(until_they_draft(front.address, LIKE, UNLIKE))
         yield Drafts(like, front.address, metrics)
 
 
@@ -55,15 +56,15 @@ def drafted_by(done: Completion) -> set[str]:
     return {trace.draft for trace in done.traces} - {""}
 
 
-async def until_both_are_known(client: AsyncClient) -> None:
+async def until_they_draft(address: str, *names: str) -> None:
     """The coordinator begins to serve with the first draft."""
-    for _ in range(200):
-        with contextlib.suppress(InvalidArgument):
-            for name in (LIKE, UNLIKE):
-                await client.complete(PROMPT, SamplingParams(max_tokens=1), named(name))
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("a draft did not come up")
+    async with AsyncClient(address) as client:
+        for name in names:
+            for _ in range(200):
+                done = await client.complete(PROMPT, replace(GREEDY, max_tokens=4), named(name), trace=True)
+                if drafted_by(done):
+                    break
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -73,7 +74,6 @@ async def test_the_named_draft_proposes_and_changes_no_token(
     drafts: Drafts, sampling: SamplingParams, drafter: Drafter, length: DraftLength
 ) -> None:
     async with AsyncClient(drafts.address) as client:
-        await until_both_are_known(client)
         plain = await client.complete(PROMPT, sampling, PLAIN)
         for name in (LIKE, UNLIKE):
             done = await client.complete(PROMPT, sampling, named(name, length, drafter), trace=True)
@@ -83,7 +83,6 @@ async def test_the_named_draft_proposes_and_changes_no_token(
 
 async def test_without_a_name_the_draft_that_is_right_is_used_most(drafts: Drafts) -> None:
     async with AsyncClient(drafts.address) as client:
-        await until_both_are_known(client)
         plain = await client.complete(PROMPT, SAMPLED, PLAIN)
         for _ in range(6):
             done = await client.complete(PROMPT, SAMPLED, named("", Bounds(1, 4)), trace=True)
@@ -98,7 +97,6 @@ async def test_without_a_name_the_draft_that_is_right_is_used_most(drafts: Draft
 async def test_beams_use_the_named_draft(drafts: Drafts) -> None:
     sampling = SamplingParams(max_tokens=12, beams=3)
     async with AsyncClient(drafts.address) as client:
-        await until_both_are_known(client)
         plain = await client.complete(PROMPT, sampling, PLAIN)
         found = [await client.complete(PROMPT, sampling, named(name)) for name in (LIKE, UNLIKE)]
     assert [each.token_ids for each in found] == [plain.token_ids] * 2
@@ -119,7 +117,6 @@ REFUSED = {
 async def test_a_name_that_can_not_draft_is_refused(drafts: Drafts, name: str) -> None:
     speculation, said = REFUSED[name]
     async with AsyncClient(drafts.address) as client:
-        await until_both_are_known(client)
         with pytest.raises(InvalidArgument) as caught:
             await client.complete(PROMPT, GREEDY, speculation)
     assert (caught.value.field, str(caught.value)) == ("draft", said)
@@ -140,7 +137,6 @@ async def test_a_named_draft_that_dies_costs_its_drafts_alone(drafts: Drafts) ->
     sampling = SamplingParams(max_tokens=300, ignore_eos=True)
     tokens, drafts_used = list[int](), list[str]()
     async with AsyncClient(drafts.address) as client:
-        await until_both_are_known(client)
         plain = await client.complete(PROMPT, sampling, PLAIN)
         async for piece in client.stream(PROMPT, sampling, named(LIKE), trace=True):
             tokens += piece.token_ids

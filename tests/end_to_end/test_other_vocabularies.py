@@ -1,20 +1,19 @@
 """Drafts of models with other tokenizers change no token, and are right as often as the models agree."""
 
-import asyncio
-import contextlib
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument
 from paceline.formats import OutputFormat
 from paceline.results import Completion
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, Rule, SpeculationParams
 from tests.byte_level import TEXT
 from tests.conftest import SMALL_FLAGS
+from tests.end_to_end.test_named_drafts import until_they_draft
 from tests.hosted import Host, RefusedStart
 from tests.other_vocabulary import write_other, write_renumbered, write_target
 
@@ -105,6 +104,15 @@ async def test_a_format_cuts_drafts_and_changes_no_token(pair: Pair, temperature
             assert acceptance(done) > 0 or pair.draft == "other"
 
 
+async def test_a_drawn_draft_that_the_format_forbids_is_rejected(pair: Pair) -> None:
+    sampling, wanted = SamplingParams(max_tokens=48, temperature=1.5), OutputFormat(regex="[a-m]{20}")
+    async with AsyncClient(pair.address) as client:
+        for length in (4, Bounds(1, 8)):
+            done = await client.complete(PROMPT, sampling, model(length, rule=Rule.REJECTION), raw=True, format=wanted)
+            assert re.fullmatch(wanted.regex, done.text)
+            assert acceptance(done) < 1
+
+
 async def test_samples_and_beams_are_the_same(pair: Pair) -> None:
     async with AsyncClient(pair.address) as client:
         for sampling in (replace(SAMPLED, n=3), SamplingParams(max_tokens=12, beams=3)):
@@ -124,16 +132,6 @@ async def test_lists_that_the_draft_model_can_not_follow_cost_its_drafts_alone(p
     assert later.finish.speculation.proposed
 
 
-async def until_known(client: AsyncClient, draft: str) -> None:
-    """The coordinator begins to serve with the first draft."""
-    for _ in range(200):
-        with contextlib.suppress(InvalidArgument):
-            await client.complete(PROMPT, replace(GREEDY, max_tokens=1), model(1, draft=draft), raw=True)
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("the draft did not come up")
-
-
 async def test_drafts_of_several_tokenizers_share_a_coordinator(
     host: Host, target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -143,11 +141,11 @@ async def test_drafts_of_several_tokenizers_share_a_coordinator(
     server = host.start("target_server", *models[0])
     drafts = [host.start("draft_server", *each) for each in models]
     front = host.start("coordinator", "--target", server.address, "--draft", ",".join(each.address for each in drafts))
+    await until_they_draft(front.address, str(target), str(folder))
     async with AsyncClient(front.address) as client:
         plain = await client.complete(PROMPT, SAMPLED, PLAIN, raw=True)
         for length in (4, Bounds(1, 8)):
             for draft in (str(target), str(folder)):
-                await until_known(client, draft)
                 speculation = model(length, draft=draft)
                 done = await client.complete(PROMPT, SAMPLED, speculation, raw=True, trace=True)
                 assert done.token_ids == plain.token_ids
@@ -180,5 +178,5 @@ async def test_a_draft_that_is_started_again_drafts_again(host: Host, target: Pa
 
 
 def test_a_draft_without_a_common_token_is_refused(host: Host, target: Path) -> None:
-    with pytest.raises(RefusedStart, match="have different tokenizers without a common token"):
+    with pytest.raises(RefusedStart, match="another tokenizer than the target, and they have no token in common"):
         host.start_trio(("--model", str(target), *SMALL_FLAGS), ("--model", "dummy:tiny-32-a", *SMALL_FLAGS))
