@@ -64,6 +64,8 @@ class SequenceState:
     # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
     num_decided: int = 0
     failure: PacelineError | None = None
+    # Its state was lost in a failed step, which may have been its own fault.
+    runs_alone: bool = False
     # The Fork that the sequence begins with, while it waits in the parent's queue.
     fork: Fork | None = None
     return_time: ReturnTime = field(default_factory=ReturnTime)
