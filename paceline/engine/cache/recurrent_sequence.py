@@ -109,9 +109,9 @@ class RecurrentSequence(Sequence):
         self._step = None
 
     def _next_snapshot(self, end: int) -> int:
-        """Returns the last position up to `end`, of those not fed, to take a snapshot at; 0 if there is none.
+        """Returns the position up to `end`, of those not fed, to take a snapshot at; 0 if there is none.
 
-        These are the end of the prompt's last full block, so that the prompt is found again, and regular intervals.
+        First the end of the prompt's last full block, so that the prompt is found again, else the last regular interval.
         """
         if not self._pool.caches_prefixes:
             return 0
@@ -119,8 +119,8 @@ class RecurrentSequence(Sequence):
         interval = self._pool.blocks_for(SNAPSHOT_TOKENS) * block_size
         # If the prompt is sent again, its last token is fed again, so no snapshot that includes it would be found.
         prompt = (self.options.num_prompt_tokens - 1) // block_size * block_size
-        found = max(end // interval * interval, prompt if prompt <= end else 0)
-        return found if found > self.length else 0
+        positions = (prompt, end // interval * interval)
+        return next((position for position in positions if self.length < position <= end), 0)
 
     def _restore(self, length: int) -> None:
         """Keeps the tokens of the longest snapshot of at most `length` tokens, with its state. The sequence has no slot."""
