@@ -30,8 +30,8 @@ class RecurrentSequence(Sequence):
         super().__init__(options, pool)
         self._states = pool.states
         self._base = 0
-        # Tokens that will hardly be rolled back.
-        self._num_decided = 0
+        # Tokens at the last commit. A step moves them into the state, so a rollback below costs a replay.
+        self._num_committed = 0
         # What a step is doing. If it fails, the state is no longer known.
         self._step: StateSpan | None = None
 
@@ -61,11 +61,12 @@ class RecurrentSequence(Sequence):
 
     def commit(self, length: int) -> None:
         super().commit(length)
-        self._num_decided = length
+        self._num_committed = length
 
     def reserve(self, length: int) -> None:
-        if self.lacks_state:
-            self._states.allocate()  # Raises, before blocks are taken.
+        if self.slot is None:
+            # Before blocks are taken.
+            self._states.require_free()
         super().reserve(length)
         if self.slot is None:
             self.slot = self._states.allocate()
@@ -93,7 +94,7 @@ class RecurrentSequence(Sequence):
         """Says what the step that feeds `num_tokens` does with the state. The next call is `append` or `truncate`."""
         assert self.slot is not None, "a state is reserved before a step"
         end = self.length + num_tokens
-        new_base = max(self._base, min(self._num_decided, self.length), end - LOG_TOKENS)
+        new_base = max(self._base, min(self._num_committed, self.length), end - LOG_TOKENS)
         snapshot = self._next_snapshot(end) if self._states.num_free else 0
         snapshot_slot = self._states.allocate() if snapshot else self.slot
         self._step = StateSpan(self.slot, self._base, new_base, snapshot, snapshot_slot)

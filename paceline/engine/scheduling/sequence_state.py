@@ -47,7 +47,7 @@ class WorkerCounts:
     # Tokens looked up in the prefix cache, and hits.
     queried_tokens: int = 0
     hit_tokens: int = 0
-    # Sequences that lost their blocks to others.
+    # Sequences that lost their blocks and recurrent states to others.
     evicted_sequences: int = 0
     # Checks of the cache's bookkeeping that passed. One that fails ends the worker.
     integrity_checks: int = 0
