@@ -45,7 +45,7 @@ class Generations:
         request = choice.context.request
         error: BaseException | None = None
         try:
-            async with self.admission.slot(self._num_cache_tokens(request)):
+            async with self.admission.slot(self.target.num_reserved_tokens(request)):
                 choice.stats.admitted_s = time.perf_counter()
                 self.metrics.observe_queue(choice.stats.admitted_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
@@ -66,7 +66,7 @@ class Generations:
         """Reads a prompt into a target's cache; the request's max_tokens is 0."""
         choice = Choice(0, request, self.tokenizer)
         async with (
-            self.admission.slot(self._num_cache_tokens(request)),
+            self.admission.slot(self.target.num_reserved_tokens(request)),
             contextlib.aclosing(self._generate(choice, member)) as rounds,
         ):
             async for _ in rounds:
@@ -119,11 +119,3 @@ class Generations:
         stats = choice.stats
         assert stats.last_round is not None, "a round has just been counted"
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
-
-    def _num_cache_tokens(self, request: Request) -> int:
-        """Returns the maximum use of the KV cache, in whole blocks."""
-        assert self.target.card is not None, "reading the request needed the card"
-        block_size, beams = self.target.card.block_size, request.sampling.beams
-        # Beams share the prompt's full blocks.
-        num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
-        return -(-num_tokens // block_size) * block_size

@@ -63,6 +63,8 @@ class RequestReader:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
+        lacks_states = 0 < card.num_states < sampling.beams
+        require(not lacks_states, "beams", sampling.beams, f"at most {card.num_states}, the target's recurrent states")
         self._policies.check(speculation)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")

@@ -27,7 +27,8 @@ def beam_search(
 ) -> AsyncGenerator[Emission, None]:
     """`has_read` is called when the target has read the prompt, long before the first emission."""
     request = context.request
-    draft = make_draft_beams(resources, request)
+    # Drafted hypotheses would need states that were not reserved.
+    draft = None if place.link.num_state_tokens else make_draft_beams(resources, request)
     return search(context, draft, TargetBeams(place, request, timeout_s), stats, has_read)
 
 

@@ -46,10 +46,11 @@ class Branches(Generic[Command, Answer]):
             chosen[branch].append(index)
             common.append(branch.common(path))
         taken: dict[int, Branch[Command, Answer]] = {}
+        # First: the server may have no states for more sequences than paths.
+        for branch in [each for each, indices in chosen.items() if not indices]:
+            branch.sequence.release()
+            del chosen[branch]
         for branch, indices in chosen.items():
-            if not indices:
-                branch.sequence.release()
-                continue
             keeper = max(indices, key=common.__getitem__)
             # Fork before the keeper is truncated.
             for index in indices:

@@ -206,6 +206,13 @@ class Link(Generic[Command, Answer]):
         return self.card.block_size if self.card is not None else 1
 
     @property
+    def num_state_tokens(self) -> int:
+        """Returns how many tokens of its cache come with a recurrent state; 0 if there are none, or nothing is known of it."""
+        if self.card is None or self.card.num_states == 0:
+            return 0
+        return -(-self.card.total_blocks * self.card.block_size // self.card.num_states)
+
+    @property
     def num_cache_tokens(self) -> int:
         """Returns how many tokens of its cache this client may use: an equal share at least, and what others leave.
 

@@ -37,8 +37,7 @@ class Place(Generic[Command, Answer]):
         self._pool, self._asked_model = pool, model
         self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
         self._known_digests: list[bytes] = []
-        # Beams share the context.
-        self._num_reserved = len(tokens) + request.sampling.beams * self._num_new
+        self._num_reserved = pool.num_reserved_tokens(request)
         self._enter(member or self._choose() or next(each for each in pool.members if each.has(model)))
         # Into the tokens of this member, and of those to which it may move.
         self.translation = self.link.translation
@@ -121,7 +120,9 @@ class Place(Generic[Command, Answer]):
         return self._known_digests
 
     def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
-        return self._pool.choose(self._digests, len(self._tokens), self._num_new, without, self._asked_model)
+        return self._pool.choose(
+            self._digests, len(self._tokens), self._num_new, self._num_reserved, without, self._asked_model
+        )
 
     def _enter(self, member: Member[Command, Answer]) -> None:
         member.place(1, self._num_reserved)

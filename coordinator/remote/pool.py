@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, Generic
 
+from coordinator.context import Request
 from coordinator.remote.link import (
     Answer,
     Card,
@@ -159,6 +160,17 @@ class Pool(Generic[Command, Answer]):
         cards = [(link.load.num_free_blocks, card.total_blocks) for link, card in links if card is not None]
         return sum(free for free, _ in cards), sum(total for _, total in cards)
 
+    def num_reserved_tokens(self, request: Request) -> int:
+        """Returns the most tokens of a cache that a request may come to hold, in whole blocks.
+
+        Each of its sequences counts at least as many as come with a recurrent state.
+        """
+        block_size, beams = self.num_block_tokens, request.sampling.beams
+        # Beams share the prompt's full blocks.
+        num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
+        state_tokens = max((each.link.num_state_tokens for each in self.members), default=0)
+        return max(-(-num_tokens // block_size) * block_size, beams * state_tokens)
+
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable with the members' last errors."""
         await self._wait(timeout_s, lambda: self.is_up)
@@ -174,13 +186,14 @@ class Pool(Generic[Command, Answer]):
         return "; ".join(each.link.absence for each in self.members)
 
     def choose(
-        self, context: Sequence[bytes], num_tokens: int, num_new: int, without: Collection[Member[Command, Answer]] = (),
-        model: str = "",
+        self, context: Sequence[bytes], num_tokens: int, num_new: int, num_reserved: int,
+        without: Collection[Member[Command, Answer]] = (), model: str = "",
     ) -> Member[Command, Answer] | None:  # fmt: skip
         """Returns which of the serving members is likely to end a generation soonest.
 
         context: digests of the whole blocks of its `num_tokens` tokens.
         num_new: tokens to generate, at most.
+        num_reserved: as `num_reserved_tokens`.
         model: name of the one that the member must have; any if empty.
         """
         found = [each for each in self.members if each.is_open and each not in without and each.has(model)]
@@ -194,7 +207,7 @@ class Pool(Generic[Command, Answer]):
             num_unknown = num_tokens - member.known.num_blocks(context) * self.num_block_tokens
             num_others = member.num_placed + member.link.load.num_other_generations
             seconds = forward_s(num_unknown) + num_rounds * forward_s(num_others + 1)
-            is_full = num_tokens + num_new > member.num_free_tokens
+            is_full = num_reserved > member.num_free_tokens
             return is_full, seconds * _slowness(member.token_s, least_s), num_others
 
         return min(found, key=cost)

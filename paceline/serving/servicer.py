@@ -130,6 +130,7 @@ class ModelServicer(ABC):
             block_size=engine.pool.block_size,
             total_blocks=engine.pool.num_blocks,
             free_blocks=engine.pool.num_free,
+            num_states=engine.pool.states.num_slots,
             instance_id=self._instance_id,
             protocol_version=PROTOCOL_VERSION,
             arithmetic=engine.check.arithmetic,

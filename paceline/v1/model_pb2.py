@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x1apaceline/v1/sampling.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerPiece\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xc2\x04\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x12\n\narithmetic\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\":\n\x06\x44\x65mand\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\x89\x01\n\x04Load\x12#\n\x06others\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Demand\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x02\x12\x10\n\x08slowdown\x18\x05 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\xb5\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"0\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\x08\n\x06Opened\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x1apaceline/v1/sampling.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerPiece\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xd6\x04\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x12\n\narithmetic\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\x12\x12\n\nnum_states\x18\x19 \x01(\r\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\":\n\x06\x44\x65mand\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\x89\x01\n\x04Load\x12#\n\x06others\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Demand\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x02\x12\x10\n\x08slowdown\x18\x05 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\xb5\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"0\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\x08\n\x06Opened\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,33 +40,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZERPIECE']._serialized_start=137
   _globals['_TOKENIZERPIECE']._serialized_end=186
   _globals['_MODELCARD']._serialized_start=189
-  _globals['_MODELCARD']._serialized_end=767
-  _globals['_FORWARDTIME']._serialized_start=769
-  _globals['_FORWARDTIME']._serialized_end=824
-  _globals['_DEMAND']._serialized_start=826
-  _globals['_DEMAND']._serialized_end=884
-  _globals['_LOAD']._serialized_start=887
-  _globals['_LOAD']._serialized_end=1024
-  _globals['_OPEN']._serialized_start=1027
-  _globals['_OPEN']._serialized_end=1208
-  _globals['_FORK']._serialized_start=1210
-  _globals['_FORK']._serialized_end=1260
-  _globals['_TRUNCATE']._serialized_start=1262
-  _globals['_TRUNCATE']._serialized_end=1288
-  _globals['_RELEASE']._serialized_start=1290
-  _globals['_RELEASE']._serialized_end=1299
-  _globals['_HELLO']._serialized_start=1301
-  _globals['_HELLO']._serialized_end=1349
-  _globals['_OPENED']._serialized_start=1351
-  _globals['_OPENED']._serialized_end=1359
-  _globals['_FAILURE']._serialized_start=1361
-  _globals['_FAILURE']._serialized_end=1450
-  _globals['_TRUNCATEREQUEST']._serialized_start=1452
-  _globals['_TRUNCATEREQUEST']._serialized_end=1526
-  _globals['_TRUNCATERESPONSE']._serialized_start=1528
-  _globals['_TRUNCATERESPONSE']._serialized_end=1568
-  _globals['_RELEASEREQUEST']._serialized_start=1570
-  _globals['_RELEASEREQUEST']._serialized_end=1627
-  _globals['_RELEASERESPONSE']._serialized_start=1629
-  _globals['_RELEASERESPONSE']._serialized_end=1646
+  _globals['_MODELCARD']._serialized_end=787
+  _globals['_FORWARDTIME']._serialized_start=789
+  _globals['_FORWARDTIME']._serialized_end=844
+  _globals['_DEMAND']._serialized_start=846
+  _globals['_DEMAND']._serialized_end=904
+  _globals['_LOAD']._serialized_start=907
+  _globals['_LOAD']._serialized_end=1044
+  _globals['_OPEN']._serialized_start=1047
+  _globals['_OPEN']._serialized_end=1228
+  _globals['_FORK']._serialized_start=1230
+  _globals['_FORK']._serialized_end=1280
+  _globals['_TRUNCATE']._serialized_start=1282
+  _globals['_TRUNCATE']._serialized_end=1308
+  _globals['_RELEASE']._serialized_start=1310
+  _globals['_RELEASE']._serialized_end=1319
+  _globals['_HELLO']._serialized_start=1321
+  _globals['_HELLO']._serialized_end=1369
+  _globals['_OPENED']._serialized_start=1371
+  _globals['_OPENED']._serialized_end=1379
+  _globals['_FAILURE']._serialized_start=1381
+  _globals['_FAILURE']._serialized_end=1470
+  _globals['_TRUNCATEREQUEST']._serialized_start=1472
+  _globals['_TRUNCATEREQUEST']._serialized_end=1546
+  _globals['_TRUNCATERESPONSE']._serialized_start=1548
+  _globals['_TRUNCATERESPONSE']._serialized_end=1588
+  _globals['_RELEASEREQUEST']._serialized_start=1590
+  _globals['_RELEASEREQUEST']._serialized_end=1647
+  _globals['_RELEASERESPONSE']._serialized_start=1649
+  _globals['_RELEASERESPONSE']._serialized_end=1666
 # @@protoc_insertion_point(module_scope)

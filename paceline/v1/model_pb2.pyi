@@ -25,7 +25,7 @@ class TokenizerPiece(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "arithmetic", "device_ids", "implementation")
+    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "arithmetic", "device_ids", "implementation", "num_states")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ModelCard(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
     IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     quantization: str
@@ -74,7 +75,8 @@ class ModelCard(_message.Message):
     arithmetic: str
     device_ids: _containers.RepeatedScalarFieldContainer[str]
     implementation: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., arithmetic: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ...) -> None: ...
+    num_states: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., arithmetic: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ..., num_states: _Optional[int] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_tokens", "microseconds")

@@ -16,7 +16,7 @@ from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, Tokens
 from coordinator.beams.models import TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
 from coordinator.formats import make_grammar
-from coordinator.remote.branches import common_length, score
+from coordinator.remote.branches import Branches, common_length, score
 from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.engine.models.weights import load_model
@@ -182,3 +182,22 @@ async def test_a_prompt_counts_as_read_long_before_the_search_ends() -> None:
     rounds = search(context, None, target, GenerationStats(), lambda: happened.append("read"))
     assert len([emission async for emission in rounds]) == 1
     assert happened == ["verified", "read"] * 3
+
+
+def test_what_is_no_longer_needed_is_released_before_forks_take_a_state() -> None:
+    sent: list[str] = []
+
+    def sequence() -> Any:
+        def fork(length: int) -> Any:
+            sent.append("fork")
+            return sequence()
+
+        return SimpleNamespace(
+            length=9, fork=fork, truncate=lambda length: None, release=lambda: sent.append("release")
+        )
+
+    branches: Branches[Any, Any] = Branches(sequence(), 5)
+    branches.take([(1,), (2,)])
+    sent.clear()
+    branches.take([(1, 3), (1, 4)])
+    assert sent == ["release", "fork"]

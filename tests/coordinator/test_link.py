@@ -103,6 +103,7 @@ class FakeTarget:
             block_size=16,
             total_blocks=10,
             free_blocks=10,
+            num_states=3,
         )
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -372,6 +373,14 @@ async def test_a_server_is_told_what_its_client_needs_when_that_has_changed_and_
             await come_up(link, 2)
             await ask(link)
     assert fake.demands == [None, (2, 90), None, (0, 0), (1, 20)]
+
+
+async def test_a_sequence_has_so_many_tokens_that_all_states_are_enough(tmp_path: Path) -> None:
+    async with linked(f"unix:{tmp_path}/fake.sock") as link:
+        assert link.num_state_tokens == 0
+        async with serving(FakeTarget(), tmp_path):
+            await come_up(link)
+            assert link.num_state_tokens == 54
 
 
 async def test_a_cache_is_shared_equally_and_what_others_leave_is_anyones(tmp_path: Path) -> None:

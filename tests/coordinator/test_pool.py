@@ -28,7 +28,8 @@ PROMPT = list(range(10))
 
 def member(name: str, model: str = "") -> Member:
     link = SimpleNamespace(
-        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
+        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK,
+        num_state_tokens=0, num_cache_tokens=1000, away_s=0.0,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
         card=SimpleNamespace(name=model) if model else None, translation=None,
     )  # fmt: skip
@@ -41,9 +42,12 @@ def pool_of(*names: str) -> TargetPool:
     return pool
 
 
-def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "") -> Place:
+def place(
+    pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "", beams: int = 1
+) -> Place:
     request = make_context(tokens, num_new).request
-    return Place(pool, replace(request, cache_salt=salt), tokens, model=model)
+    sampling = replace(request.sampling, beams=beams)
+    return Place(pool, replace(request, cache_salt=salt, sampling=sampling), tokens, model=model)
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -85,14 +89,14 @@ def test_a_member_whose_cache_is_spoken_for_comes_last() -> None:
     assert [place(pool).link.address for _ in range(3)] == ["b", "b", "b"]
     large.release()
     assert place(pool).link.address == "a"
-    assert (pool.members[0].num_placed, pool.members[0].num_reserved) == (1, 14)
+    assert (pool.members[0].num_placed, pool.members[0].num_reserved) == (1, 16)
 
 
 def test_other_coordinators_generations_count_like_ones_own() -> None:
     pool = pool_of("a", "b")
     pool.members[0].link.load = ServerLoad(num_other_generations=2)
     assert [place(pool).link.address for _ in range(4)] == ["b", "b", "a", "b"]
-    assert pool.members[1].link.demand == (3, 42)
+    assert pool.members[1].link.demand == (3, 48)
 
 
 def test_a_member_that_is_about_to_end_gets_no_more_and_keeps_what_it_has() -> None:
@@ -115,9 +119,18 @@ def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> 
 
 def test_a_search_reserves_what_all_its_beams_may_need() -> None:
     pool = pool_of("a")
-    request = make_context(PROMPT, 4).request
-    Place(pool, replace(request, sampling=replace(request.sampling, beams=3)), PROMPT)
-    assert pool.members[0].num_reserved == 10 + 3 * 4
+    place(pool, beams=3)
+    # Beyond the full blocks of the prompt each beam has its own.
+    assert pool.members[0].num_reserved == 8 + 3 * 8
+
+
+def test_each_sequence_reserves_a_recurrent_state() -> None:
+    pool = pool_of("a")
+    pool.members[0].link.num_state_tokens = 30
+    for num_new, beams, num_reserved in ((4, 1, 30), (40, 1, 52), (4, 3, 90)):
+        placed = place(pool, num_new=num_new, beams=beams)
+        assert pool.members[0].num_reserved == num_reserved
+        placed.release()
 
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:

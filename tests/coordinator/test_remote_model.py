@@ -43,7 +43,7 @@ class FakeDraft:
         self.commands: list[Any] = []
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512)
+        return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512, block_size=16)
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         yield draft_pb2.DraftResponse(hello=model_pb2.Hello(session_id="fake"))

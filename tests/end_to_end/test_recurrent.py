@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.client import AsyncClient, Completion
+from paceline.errors import InvalidArgument
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.conftest import SMALL_FLAGS
@@ -83,12 +85,6 @@ async def test_drafts_change_no_output(trio: Trio, sampling: SamplingParams) -> 
     assert rejected > 0
 
 
-@pytest.mark.slow
-async def test_beams_are_the_same_with_drafts(trio: Trio) -> None:
-    plain = await complete_all(trio, BEAMS, PLAIN, PROMPTS[:2])
-    assert tokens_of(await complete_all(trio, BEAMS, drafts(3), PROMPTS[:2])) == tokens_of(plain)
-
-
 async def test_a_cached_prefix_changes_no_output(trio: Trio, host: Host, pair: tuple[str, str]) -> None:
     prompt = random.Random(100).choices(range(100), k=100)
     uncached = start(host, pair, "--no-prefix-caching")
@@ -100,10 +96,17 @@ async def test_a_cached_prefix_changes_no_output(trio: Trio, host: Host, pair: t
 
 
 @pytest.mark.slow
-async def test_more_sequences_than_states_change_no_output(trio: Trio, host: Host, pair: tuple[str, str]) -> None:
-    plain = await complete_all(trio, SAMPLED, PLAIN)
-    pressed = start(host, pair, "--kv-cache-memory", "1200KiB")
-    assert tokens_of(await complete_all(pressed, SAMPLED, drafts(4))) == tokens_of(plain)
+async def test_more_sequences_than_states_wait_for_one_and_their_output_is_the_same(
+    trio: Trio, host: Host, pair: tuple[str, str]
+) -> None:
+    # A state that is refused is waited for no longer than the target.
+    target, draft = (("--model", model, *FLAGS, "--kv-cache-memory", "1200KiB") for model in pair)
+    pressed = host.trio(target, draft, ("--target-timeout", "0.05"))
+    for sampling, prompts in ((SAMPLED, PROMPTS), (BEAMS, PROMPTS[:3])):
+        plain = await complete_all(trio, sampling, PLAIN, prompts)
+        assert tokens_of(await complete_all(pressed, sampling, drafts(4), prompts)) == tokens_of(plain)
+    with pytest.raises(InvalidArgument, match=r"beams is 10; .+ recurrent states"):
+        await complete_all(pressed, replace(BEAMS, beams=10), PLAIN, PROMPTS[:1])
     for server in (pressed.draft, pressed.target):
         await wait_until_free(server)
 

@@ -30,8 +30,8 @@ class RecurrentSequence(Sequence):
         super().__init__(options, pool)
         self._states = pool.states
         self._base = 0
-        # Tokens that will hardly be rolled back.
-        self._num_decided = 0
+        # Tokens at the last commit. A step moves them into the state, so a rollback below costs a replay.
+        self._num_committed = 0
         # What a step is doing. If it fails, the state is no longer known.
         self._step: StateSpan | None = None
 
@@ -61,11 +61,12 @@ class RecurrentSequence(Sequence):
 
     def commit(self, length: int) -> None:
         super().commit(length)
-        self._num_decided = length
+        self._num_committed = length
 
     def reserve(self, length: int) -> None:
-        if self.lacks_state:
-            self._states.allocate()  # Raises, before blocks are taken.
+        if self.slot is None:
+            # Before blocks are taken.
+            self._states.require_free()
         super().reserve(length)
         if self.slot is None:
             self.slot = self._states.allocate()
@@ -93,7 +94,7 @@ class RecurrentSequence(Sequence):
         """Says what the step that feeds `num_tokens` does with the state. The next call is `append` or `truncate`."""
         assert self.slot is not None, "a state is reserved before a step"
         end = self.length + num_tokens
-        new_base = max(self._base, min(self._num_decided, self.length), end - LOG_TOKENS)
+        new_base = max(self._base, min(self._num_committed, self.length), end - LOG_TOKENS)
         snapshot = self._next_snapshot(end) if self._states.num_free else 0
         snapshot_slot = self._states.allocate() if snapshot else self.slot
         self._step = StateSpan(self.slot, self._base, new_base, snapshot, snapshot_slot)
@@ -109,9 +110,9 @@ class RecurrentSequence(Sequence):
         self._step = None
 
     def _next_snapshot(self, end: int) -> int:
-        """Returns the last position up to `end`, of those not fed, to take a snapshot at; 0 if there is none.
+        """Returns the position up to `end`, of those not fed, to take a snapshot at; 0 if there is none.
 
-        These are the end of the prompt's last full block, so that the prompt is found again, and regular intervals.
+        First the end of the prompt's last full block, so that the prompt is found again, else the last regular interval.
         """
         if not self._pool.caches_prefixes:
             return 0
@@ -119,8 +120,8 @@ class RecurrentSequence(Sequence):
         interval = self._pool.blocks_for(SNAPSHOT_TOKENS) * block_size
         # If the prompt is sent again, its last token is fed again, so no snapshot that includes it would be found.
         prompt = (self.options.num_prompt_tokens - 1) // block_size * block_size
-        found = max(end // interval * interval, prompt if prompt <= end else 0)
-        return found if found > self.length else 0
+        positions = (prompt, end // interval * interval)
+        return next((position for position in positions if self.length < position <= end), 0)
 
     def _restore(self, length: int) -> None:
         """Keeps the tokens of the longest snapshot of at most `length` tokens, with its state. The sequence has no slot."""

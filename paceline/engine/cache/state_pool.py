@@ -25,7 +25,7 @@ class StateSpan(NamedTuple):
     snapshot_slot: int
 
 
-# A snapshot is taken at least once in this many tokens.
+# Snapshots are taken at multiples of this, at most one in a step.
 SNAPSHOT_TOKENS = 1024
 
 
@@ -50,10 +50,14 @@ class StatePool:
         """Number of slots that `allocate` can return: free ones and snapshots."""
         return len(self._free) + len(self._snapshots)
 
-    def allocate(self) -> int:
-        """Returns a slot, dropping a snapshot if necessary. Raises ResourceExhausted."""
+    def require_free(self) -> None:
+        """Raises ResourceExhausted."""
         if not self.num_free:
             raise ResourceExhausted(f"all {self.num_slots} recurrent states of the KV cache are in use")
+
+    def allocate(self) -> int:
+        """Returns a slot, dropping a snapshot if necessary. Raises ResourceExhausted."""
+        self.require_free()
         return self._free.pop() if self._free else self._snapshots.popitem(last=False)[1]
 
     def release(self, slot: int) -> None:
@@ -65,11 +69,14 @@ class StatePool:
             self.release(slot)
         else:
             self._snapshots[digest] = slot
+        self._snapshots.move_to_end(digest)
 
     def restore(self, digest: bytes) -> int | None:
-        """Returns a new slot with the state of a context. None if it has no snapshot, or no other slot is available."""
-        if digest not in self._snapshots or self.num_free < 2:
+        """Returns a slot with the state of a context: the snapshot's own if no other is available. None without one."""
+        if digest not in self._snapshots:
             return None
+        if self.num_free == 1:
+            return self._snapshots.pop(digest)
         self._snapshots.move_to_end(digest)
         slot = self.allocate()
         self.copy(self._snapshots[digest], slot)

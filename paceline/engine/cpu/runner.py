@@ -91,11 +91,9 @@ class CpuRunner:
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
         results = iter(self._sample(known, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, specs, strict=True):
-            job.sequence.append(job.pending[:num_rows])
-            del job.pending[:num_rows]
             mine = [next(results) for _ in of_job]
-            job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])
-            job.absorb([value for value, _ in mine])
+            row_logprobs = [logprobs for _, logprobs in mine if logprobs is not None]
+            job.take(num_rows, [value for value, _ in mine], row_logprobs)
 
     def _sample(self, known: torch.Tensor, specs: list[SampleSpec]) -> Iterable[tuple[Sample, RowLogprobs | None]]:
         head = self._model.head

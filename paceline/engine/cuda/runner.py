@@ -106,9 +106,7 @@ def _absorb_next_steps(asked: Seq[_Share], num_ahead: int, results: Results) -> 
         samples = decode(specs, results.of_step(step))
         active = [share for share in active if samples[share.last_row] is not None]
         for share in active:
-            share.job.sequence.append(share.job.pending)
-            share.job.pending.clear()
-            share.job.absorb([samples[share.last_row]])
+            share.job.take(len(share.job.pending), [samples[share.last_row]], [])
 
 
 class CudaRunner:
@@ -171,11 +169,8 @@ class CudaRunner:
         results = program.run()
         samples, row_logprobs = self._decoded(specs, codable, program, results)
         for share in asked:
-            share.job.sequence.append(share.job.pending[: share.num_tokens])
-            del share.job.pending[: share.num_tokens]
-            if row_logprobs:
-                share.job.absorb_logprobs([row_logprobs[row] for row in share.rows if row in row_logprobs])
-            share.job.absorb(samples[share.first_row : share.end_row])
+            of_job = [row_logprobs[row] for row in share.rows if row in row_logprobs]
+            share.job.take(share.num_tokens, samples[share.first_row : share.end_row], of_job)
         if program.num_ahead:
             _absorb_next_steps(asked, program.num_ahead, results)
 

@@ -1,6 +1,6 @@
-"""Eviction: which sequence gives up its blocks for another.
+"""Eviction: which sequence gives up its blocks, and its recurrent state, for another.
 
-When the cache is full, the youngest idle sequences of all sessions lose their blocks. A sequence is evicted only for an
+When the cache is full, or no state is free, the youngest idle sequences of all sessions lose theirs. A sequence is evicted only for an
 older one, so the oldest always finish; otherwise sequences would evict and replay one another forever. One that has
 been idle for long, and may never come back, can be evicted for any other.
 
@@ -20,9 +20,9 @@ LONG_S = 10.0
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
-    """Reserves blocks for `length` tokens. Returns how many sequences of `everyone` it evicted.
+    """Reserves blocks for `length` tokens, and a state. Returns how many sequences of `everyone` it evicted.
 
-    Raises ResourceExhausted, and evicts none, if eviction can't free enough blocks.
+    Raises ResourceExhausted, and evicts none, if eviction can't free enough.
     """
     victims = _victims(pool, state, length, everyone)
     for victim in victims:

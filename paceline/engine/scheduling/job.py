@@ -28,6 +28,8 @@ class Job(ABC):
         # When the command arrived (time.perf_counter).
         self.arrived_s = time.perf_counter()
         self._computed_s = 0.0
+        # What it raised when it took its samples.
+        self.failure: Exception | None = None
 
     @abstractmethod
     def specs(self, num_tokens: int) -> list[SampleSpec | None]:
@@ -40,6 +42,17 @@ class Job(ABC):
         sampled.
         """
         return []
+
+    def take(self, num_tokens: int, samples: list[Sample], row_logprobs: list[RowLogprobs]) -> None:
+        """Takes the results of a step that has fed the first `num_tokens` pending tokens. Raises nothing: see `failure`."""
+        self.sequence.append(self.pending[:num_tokens])
+        del self.pending[:num_tokens]
+        try:
+            self.absorb_logprobs(row_logprobs)
+            self.absorb(samples)
+        except Exception as error:
+            self.failure = error
+            self.pending = []
 
     @abstractmethod
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:

@@ -47,7 +47,7 @@ class WorkerCounts:
     # Tokens looked up in the prefix cache, and hits.
     queried_tokens: int = 0
     hit_tokens: int = 0
-    # Sequences that lost their blocks to others.
+    # Sequences that lost their blocks and recurrent states to others.
     evicted_sequences: int = 0
     # Checks of the cache's bookkeeping that passed. One that fails ends the worker.
     integrity_checks: int = 0
@@ -64,6 +64,8 @@ class SequenceState:
     # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
     num_decided: int = 0
     failure: PacelineError | None = None
+    # Its state was lost in a failed step, which may have been its own fault.
+    runs_alone: bool = False
     # The Fork that the sequence begins with, while it waits in the parent's queue.
     fork: Fork | None = None
     return_time: ReturnTime = field(default_factory=ReturnTime)

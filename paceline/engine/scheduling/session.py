@@ -84,6 +84,7 @@ class Session:
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
             state.usage.count(state.job)
+        state.runs_alone = False
         self._end_job(state)
         state.return_time.leave(state.idle_since_s)
         self._advance(state)
@@ -91,6 +92,7 @@ class Session:
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
         """Fails a job: removes the tokens it fed from the cache."""
         assert state.job is not None
+        state.runs_alone = not state.sequence.is_intact
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.usage is not None:
             state.usage.failure = error

@@ -4,7 +4,7 @@ Most of the token budget goes to the jobs with the fewest pending tokens, so tha
 for long prompts. A part goes to the jobs in order of arrival, so that every job is fed after a bounded number of steps.
 
 An exception in a forward does not say which job caused it. After a failed step each job runs alone, and only those that
-fail alone have failed.
+fail alone have failed. Recurrent states are lost in a failed forward; their jobs run alone when they come again.
 """
 
 import logging
@@ -60,26 +60,35 @@ log = logging.getLogger(__name__)
 
 def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
     """Returns the errors of failed jobs. Raises DeviceLost if the device will fail every later call."""
+    failed = _run(runner, shares)
+    return failed | {job: _error_of(job, job.failure) for job, _ in shares if job.failure is not None}
+
+
+def _error_of(job: Job, error: Exception) -> PacelineError:
+    """Returns what the client is told of an error that is the job's own."""
+    if isinstance(error, InvalidArgument):
+        return error
+    request_id = job.sequence.options.request_id
+    log.error("engine step failed", exc_info=error, extra=with_fields(request_id=request_id))
+    return InternalError("the engine failed on this command; see the server's log")
+
+
+def _run(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
     num_pending = {job: len(job.pending) for job, _ in shares}
     try:
         runner.step(shares)
     except DeviceLost:
         raise
     except Exception as error:
-        if len(shares) == 1 and isinstance(error, InvalidArgument):
-            # Its own fault, known before anything was fed.
-            return {shares[0][0]: error}
         if len(shares) == 1:
-            request_id = shares[0][0].sequence.options.request_id
-            log.exception("engine step failed", extra=with_fields(request_id=request_id))
-            return {shares[0][0]: InternalError("the engine failed on this command; see the server's log")}
+            return {shares[0][0]: _error_of(shares[0][0], error)}
         log.warning("an engine step of %d jobs failed, so each of them runs alone: %r", len(shares), error)
     else:
         return {}
     failed: dict[Job, PacelineError] = {}
     for job, num_tokens in shares:
         if len(job.pending) == num_pending[job] and job.sequence.is_intact:
-            failed |= run_step(runner, [(job, num_tokens)])
+            failed |= _run(runner, [(job, num_tokens)])
         else:
             # Its tokens are fed, but samples may be missing; or its cache is lost.
             failed[job] = Unavailable("the engine failed in the middle of this command")

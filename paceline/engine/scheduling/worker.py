@@ -221,7 +221,8 @@ class Worker:
         started_s = time.perf_counter()
         # In the same order in each step: what a runner keeps of a row's sequence stays valid.
         jobs = sorted(owners, key=lambda job: owners[job][1].opened_order)
-        shares = share_budget(jobs, self._max_num_batched_tokens, self.num_steps)
+        alone = [job for job in jobs if owners[job][1].runs_alone][:1]
+        shares = share_budget(alone or jobs, self._max_num_batched_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
         failed = run_step(self._runner, shares)
         self._step_began_s = None

@@ -174,14 +174,15 @@ def test_rejected_drafts_are_rolled_back_without_losing_a_token() -> None:
         slots.feed(sequence, [])
 
 
-def test_a_prompt_sent_again_is_found_up_to_its_last_full_block() -> None:
+@pytest.mark.parametrize("num_tokens", [10 * BLOCK_SIZE, SNAPSHOT_TOKENS])
+def test_a_prompt_sent_again_is_found_up_to_its_last_full_block(num_tokens: int) -> None:
     pool, slots = make()
-    prompt = tokens_of(0, 10 * BLOCK_SIZE)
+    prompt = tokens_of(0, num_tokens)
     first = fed(pool, slots, prompt + [1] * 50, len(prompt))
     first.commit(first.length)
     first.truncate(0)
     second = open_sequence(options(len(prompt)), pool)
-    assert second.match_prefix(prompt[:-1]) == 9 * BLOCK_SIZE
+    assert second.match_prefix(prompt[:-1]) == num_tokens - BLOCK_SIZE
     slots.feed(second, [])
 
 
@@ -244,6 +245,29 @@ def test_snapshots_give_way_to_sequences_the_least_recently_used_first() -> None
     assert again.match_prefix(prompts[0]) == 48
     assert open_sequence(options(50), pool).match_prefix(prompts[1]) == 0
     third.truncate(0)
+
+
+def test_the_last_slot_goes_to_the_sequence_that_wants_its_snapshot() -> None:
+    pool, slots = make(num_slots=2)
+    prompt = tokens_of(0, 50)
+    first = fed(pool, slots, prompt, 50)
+    first.commit(50)
+    first.truncate(0)
+    fed(pool, slots, tokens_of(1, 10), 10)
+    again = open_sequence(options(50), pool)
+    assert again.match_prefix(prompt) == 48
+    slots.feed(again, [])
+    pool.states.check_integrity([0, 1])
+
+
+def test_a_snapshot_taken_again_is_the_most_recently_used() -> None:
+    pool = StatePool(3)
+    for digest in (b"a", b"b", b"a"):
+        pool.add(digest, pool.allocate())
+    for _ in range(2):
+        pool.allocate()
+    assert pool.restore(b"b") is None
+    assert pool.restore(b"a") is not None
 
 
 def test_sequences_without_recurrent_layers_have_no_state() -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.recurrent_sequence import open_sequence
-from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cache.state_pool import StatePool
-from paceline.engine.scheduling.commands import Answer
+from paceline.engine.sampling.specs import Sample
+from paceline.engine.scheduling.commands import Answer, Start, Truncate
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.step import StepRunner, run_step
-from paceline.errors import DeviceLost, InternalError, Unavailable
+from paceline.errors import DeviceLost, InternalError, InvalidArgument, Unavailable
 from paceline.sampling import SamplingParams
 from tests.engine.scheduling.test_session import ReadingJob
 from tests.engine.scheduling.test_worker import build_tiny, verify
@@ -43,8 +44,10 @@ class FaultyRunner:
         self._runner.step(shares)
 
 
-async def answers_of_three(fault: Callable[[Shares], None]) -> tuple[dict[int, Any], FaultyRunner]:
-    """Three sequences' Verify in one step: results by sequence."""
+async def answers_of_three(
+    fault: Callable[[Shares], None], repeats: bool = False
+) -> tuple[dict[int, Any], FaultyRunner]:
+    """Three sequences' Verify in one step: results by sequence. `repeats`: of the same commands, sent again."""
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         engine = await build_tiny(device_thread)
         runner = FaultyRunner(engine.worker._runner, fault)
@@ -54,13 +57,23 @@ async def answers_of_three(fault: Callable[[Shares], None]) -> tuple[dict[int, A
         commands = [command for sequence_id in range(3) for command in verify(sequence_id, FIRST_TOKEN + sequence_id)]
         engine.worker.submit(session, commands)
         engine.worker.start(device_thread)
-        results: dict[int, Any] = {}
-        while len(results) < 3:
-            for answer in await asyncio.wait_for(answered.get(), 20):
-                if answer.command_id % 2:
-                    results[answer.command_id // 2] = answer.result
+        results = await next_three(answered)
+        if repeats:
+            cleared = [Truncate(0, sequence_id, 0) for sequence_id in range(3)]
+            again = [command for command in commands if isinstance(command, Start)]
+            engine.worker.submit(session, [*cleared, *again])
+            results = await next_three(answered)
         engine.worker.stop()
         return results, runner
+
+
+async def next_three(answered: asyncio.Queue[list[Answer]]) -> dict[int, Any]:
+    results: dict[int, Any] = {}
+    while len(results) < 3:
+        for answer in await asyncio.wait_for(answered.get(), 20):
+            if answer.command_id % 2:
+                results[answer.command_id // 2] = answer.result
+    return results
 
 
 async def test_only_the_culprit_fails() -> None:
@@ -71,6 +84,38 @@ async def test_only_the_culprit_fails() -> None:
             raise ValueError("a fault of this job")
 
     results, runner = await answers_of_three(fault)
+    assert isinstance(results[CULPRIT], InternalError)
+    assert [results[each].tokens for each in OTHERS] == [undisturbed[each].tokens for each in OTHERS]
+    assert runner.sizes == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("format", "is at fault"), ValueError("a fault of this job")])
+async def test_a_job_that_fails_at_its_samples_fails_alone_and_nobody_is_fed_again(error: Exception) -> None:
+    undisturbed, _ = await answers_of_three(lambda shares: None)
+
+    def absorb(samples: list[Sample]) -> None:
+        raise error
+
+    def fault(shares: Shares) -> None:
+        shares[CULPRIT][0].absorb = absorb  # type: ignore[method-assign]
+
+    results, runner = await answers_of_three(fault)
+    assert type(results[CULPRIT]) is (InvalidArgument if isinstance(error, InvalidArgument) else InternalError)
+    assert [results[each].tokens for each in OTHERS] == [undisturbed[each].tokens for each in OTHERS]
+    assert runner.sizes == [3]
+
+
+async def test_after_a_failed_step_jobs_without_their_states_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed, _ = await answers_of_three(lambda shares: None)
+    lost: list[Sequence] = []
+    monkeypatch.setattr(Sequence, "is_intact", property(lambda sequence: sequence not in lost))
+
+    def fault(shares: Shares) -> None:
+        lost[:] = [job.sequence for job, _ in shares] if len(shares) > 1 else []
+        if any(job.pending[0] == FIRST_TOKEN + CULPRIT for job, _ in shares):
+            raise ValueError("in the forward")
+
+    results, runner = await answers_of_three(fault, repeats=True)
     assert isinstance(results[CULPRIT], InternalError)
     assert [results[each].tokens for each in OTHERS] == [undisturbed[each].tokens for each in OTHERS]
     assert runner.sizes == [3, 1, 1, 1]
