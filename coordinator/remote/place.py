@@ -121,7 +121,9 @@ class Place(Generic[Command, Answer]):
         return self._known_digests
 
     def _choose(self, without: Collection[Member[Command, Answer]] = ()) -> Member[Command, Answer] | None:
-        return self._pool.choose(self._digests, len(self._tokens), self._num_new, without, self._asked_model)
+        return self._pool.choose(
+            self._digests, len(self._tokens), self._num_new, self._num_reserved, without, self._asked_model
+        )
 
     def _enter(self, member: Member[Command, Answer]) -> None:
         member.place(1, self._num_reserved)

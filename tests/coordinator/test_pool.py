@@ -6,44 +6,19 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import pytest
 
 from coordinator.remote.link import TARGET
-from coordinator.remote.load import ForwardTimes, ServerLoad
+from coordinator.remote.load import ServerLoad
 from coordinator.remote.place import Place
-from coordinator.remote.pool import Member, TargetPool
+from coordinator.remote.pool import TargetPool
 from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes
 from paceline.digests import block_digests
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
 from tests.coordinator.contexts import make_context
-
-BLOCK = 4
-# A second for each token read, and a second in any case.
-TIMES = ForwardTimes([(1, 2.0), (2, 3.0)])
-PROMPT = list(range(10))
-
-
-def member(name: str, model: str = "") -> Member:
-    link = SimpleNamespace(
-        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
-        load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
-        card=SimpleNamespace(name=model) if model else None, translation=None,
-    )  # fmt: skip
-    return Member(cast(Any, link))
-
-
-def pool_of(*names: str) -> TargetPool:
-    pool: TargetPool = TargetPool(TARGET, Members("target", "one:1"), lambda address, card: None)
-    pool.members = [member(name) for name in names]
-    return pool
-
-
-def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "") -> Place:
-    request = make_context(tokens, num_new).request
-    return Place(pool, replace(request, cache_salt=salt), tokens, model=model)
+from tests.coordinator.pools import BLOCK, PROMPT, member, place, pool_of
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -103,6 +78,19 @@ def test_a_member_that_is_about_to_end_gets_no_more_and_keeps_what_it_has() -> N
     assert (here.link.address, here.is_serving) == ("a", True)
 
 
+def test_a_member_that_is_about_to_end_is_better_than_none() -> None:
+    pool = pool_of("a", "b", "c")
+    pool.members[0].link.is_up = False
+    pool.members[1].link.load = ServerLoad(is_draining=True)
+    here = place(pool)
+    assert here.link.address == "c"
+    pool.members[2].link.is_up = False
+    assert (place(pool).link.address, here.move(), here.link.address) == ("b", True, "b")
+    # One that is open is not left for it.
+    pool.members[0].link.is_up = True
+    assert (here.move(), here.move(), here.link.address) == (True, False, "a")
+
+
 def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> None:
     pool = pool_of("a", "b", "c")
     for each, slowdown in zip(pool.members, (4.0, 1.2, 1.0), strict=True):
@@ -114,10 +102,15 @@ def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> 
 
 
 def test_a_search_reserves_what_all_its_beams_may_need() -> None:
-    pool = pool_of("a")
+    pool = pool_of("a", "b")
+    place(pool).release()
+    large = place(pool, num_new=970)
     request = make_context(PROMPT, 4).request
-    Place(pool, replace(request, sampling=replace(request.sampling, beams=3)), PROMPT)
-    assert pool.members[0].num_reserved == 10 + 3 * 4
+    single = place(pool)
+    single.release()
+    search = Place(pool, replace(request, sampling=replace(request.sampling, beams=3)), PROMPT)
+    assert [each.link.address for each in (large, single, search)] == ["a", "a", "b"]
+    assert pool.members[1].num_reserved == 10 + 3 * 4
 
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
