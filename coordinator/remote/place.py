@@ -86,12 +86,14 @@ class Place(Generic[Command, Answer]):
                 await self._pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
                 if not self.link.is_up:
                     self.move()
+            member = self._member
             try:
                 return await attempt()
             except (Unavailable, ResourceExhausted):
                 deadline_s = deadline_s or self._deadline_s(timeout_s)
-                tried.add(self._member)
-                if self.move(tried):
+                tried.add(member)
+                # Another hypothesis of a beam search may have moved the place already.
+                if self._member is not member or self.move(tried):
                     continue
                 if time.monotonic() + pause_s > deadline_s:
                     raise

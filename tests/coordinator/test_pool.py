@@ -144,6 +144,21 @@ async def test_an_attempt_goes_on_at_another_member_at_once() -> None:
     assert [each.num_placed for each in pool.members] == [0, 0, 1]
 
 
+async def test_attempts_that_share_a_place_move_it_once() -> None:
+    pool = pool_of("a", "b", "c")
+    here, asked = place(pool), []
+
+    async def attempt() -> str:
+        asked.append(address := here.link.address)
+        await asyncio.sleep(0)
+        if address == "a":
+            raise Unavailable("no")
+        return address
+
+    assert await asyncio.gather(*(here.retry(0.0, attempt) for _ in range(3))) == ["b"] * 3
+    assert (asked, pool.num_moves) == (["a"] * 3 + ["b"] * 3, 1)
+
+
 async def test_all_members_are_tried_before_it_waits_and_after_the_timeout_it_fails() -> None:
     pool = pool_of("a", "b")
     here, asked = place(pool), []
