@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
+from coordinator.remote.link import Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
+from coordinator.remote.pending import Answer
 from coordinator.remote.pool import Member, Pool
 from paceline.digests import block_digests
 from paceline.errors import ResourceExhausted, Unavailable

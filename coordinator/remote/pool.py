@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Generic
 
 from coordinator.remote.link import (
-    Answer,
     Card,
     Command,
     DraftAnswer,
@@ -24,6 +23,7 @@ from coordinator.remote.link import (
     Translate,
 )
 from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
+from coordinator.remote.pending import Answer
 from coordinator.remote.prefixes import KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart
+from coordinator.remote.link import Command, Link
+from coordinator.remote.pending import Answer, CacheError, OnPart
 from coordinator.remote.place import Place
 from paceline.errors import PacelineError, Unavailable
 from paceline.rpc.messages import open_to_message
