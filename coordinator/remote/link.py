@@ -82,9 +82,9 @@ class Link(Generic[Command, Answer]):
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.forward_times = UNKNOWN_TIMES
-        # What the server last said of itself, and what this client's generations need there: how many they are, and tokens.
+        # What the server last said of itself.
         self.load = ServerLoad()
-        self.demand = (0, 0)
+        self._demand = (0, 0)
         self.device_ids = frozenset[str]()
         self.epoch = 0
         self._check_card = check_card
@@ -150,6 +150,16 @@ class Link(Generic[Command, Answer]):
             return 0
         num_tokens = self.card.total_blocks * self.card.block_size
         return max(num_tokens - self.load.num_other_tokens, num_tokens // (1 + self.load.num_others))
+
+    @property
+    def demand(self) -> tuple[int, int]:
+        """What this client's generations need there: how many they are, and tokens. The server tells its other clients."""
+        return self._demand
+
+    @demand.setter
+    def demand(self, demand: tuple[int, int]) -> None:
+        self._demand = demand
+        self._has_unsent.set()
 
     def may_share_device(self, other: "Link[Any, Any]") -> bool:
         """Returns whether both servers run on the same GPU or core, or one did not tell where it runs."""
@@ -299,16 +309,17 @@ class Link(Generic[Command, Answer]):
         said = (0, 0)
         try:
             while True:
-                await self._has_unsent.wait()
                 # Commands of this event loop iteration, or added during the last write, share messages.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
+                if self.demand != said and not requests:
+                    requests = [self.kind.request_class()]
                 for request in requests:
                     if self.demand != said:
-                        # It changes only with an Open or a Release.
                         said = self.demand
                         request.demand.num_generations, request.demand.reserved_tokens = said
                     await call.write(request)
+                await self._has_unsent.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # Reported by the reader.
             return
