@@ -86,6 +86,8 @@ class Link(Generic[Command, Answer]):
         self.load = ServerLoad()
         self._demand = (0, 0)
         self.device_ids = frozenset[str]()
+        # Another after the server was started again.
+        self.process = ""
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
@@ -137,8 +139,8 @@ class Link(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        """Returns the tokens in a block of its cache; 1 while nothing is known of it."""
-        return self.card.block_size if self.card is not None else 1
+        """Returns the tokens in a block of its cache; 0 while nothing is known of it."""
+        return self.card.block_size if self.card is not None else 0
 
     @property
     def num_cache_tokens(self) -> int:
@@ -268,6 +270,7 @@ class Link(Generic[Command, Answer]):
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.load = ServerLoad(num_free_blocks=card.free_blocks)
         self.device_ids = frozenset(card.device_ids)
+        self.process = card.instance_id
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()

@@ -107,9 +107,9 @@ class Place(Generic[Command, Answer]):
         self._member.known.drop(self._digests[num_tokens // self._pool.num_block_tokens :])
 
     def release(self) -> None:
-        """Leaves the member, which has the context cached."""
-        if self.link.is_up:
-            self._member.known.add(self._digests)
+        """Leaves the member, which keeps in its cache what was fed there."""
+        if self.link.is_up and self.num_fed:
+            self._member.known.add(self._digests[: self.num_fed // self._pool.num_block_tokens])
         self._leave()
 
     def _deadline_s(self, timeout_s: float) -> float:
@@ -117,9 +117,10 @@ class Place(Generic[Command, Answer]):
 
     @property
     def _digests(self) -> Sequence[bytes]:
-        """Returns those of the context's whole blocks; none in a pool of one, where nothing is to be chosen."""
-        if len(self._pool.members) > 1:
-            new = block_digests(self._known_digests, self._tokens, self._salt, self._pool.num_block_tokens)
+        """Returns those of the context's whole blocks; none in a pool of one, where nothing is to be chosen, or an unknown one."""
+        num_block_tokens = self._pool.num_block_tokens
+        if num_block_tokens and len(self._pool.members) > 1:
+            new = block_digests(self._known_digests, self._tokens, self._salt, num_block_tokens)
             self._known_digests += list(new)
         return self._known_digests
 
@@ -133,6 +134,8 @@ class Place(Generic[Command, Answer]):
         # An attribute for speed.
         self.link: Link[Command, Answer] = member.link
         self._member = member
+        # Tokens of the context that the member has read, its cache's included.
+        self.num_fed = 0
 
     def _leave(self) -> None:
         self._member.place(-1, -self._num_reserved)

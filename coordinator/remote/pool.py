@@ -43,7 +43,7 @@ CheckCard = Callable[[str, Card], None]
 class Member(Generic[Command, Answer]):
     def __init__(self, link: Link[Command, Answer]) -> None:
         self.link = link
-        self.known = KnownPrefixes()
+        self._known = "", KnownPrefixes()
         # Generations here, and the tokens that they may come to have.
         self.num_placed = self.num_reserved = 0
         # No longer in the list: it gets no more generations.
@@ -73,6 +73,13 @@ class Member(Generic[Command, Answer]):
     def num_free_tokens(self) -> int:
         """Returns the tokens of its cache that no generation may come to need."""
         return self.link.num_cache_tokens - self.num_reserved
+
+    @property
+    def known(self) -> KnownPrefixes:
+        """Returns what its process is believed to have cached: nothing after a restart."""
+        if self._known[0] != self.link.process:
+            self._known = self.link.process, KnownPrefixes()
+        return self._known[1]
 
     @property
     def model(self) -> str:
@@ -203,7 +210,7 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        return max((each.link.num_block_tokens for each in self.members), default=1)
+        return max((each.link.num_block_tokens for each in self.members), default=0)
 
     def _usable(self, model: str = "") -> list[Member[Command, Answer]]:
         """Returns the open members with the model; without one, those that serve but are about to end."""

@@ -84,7 +84,8 @@ class RemoteSequence(Generic[Command, Answer]):
             except asyncio.CancelledError:
                 self.release()
                 raise
-            self._length = position + len(tail) + count_drafts(answer)
+            self._place.num_fed = position + len(tail)
+            self._length = self._place.num_fed + count_drafts(answer)
             return answer
         raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 

@@ -22,7 +22,7 @@ def member(name: str, model: str = "") -> Member:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
-        card=SimpleNamespace(name=model) if model else None, translation=None,
+        card=SimpleNamespace(name=model) if model else None, translation=None, process="",
     )  # fmt: skip
     return Member(cast(Any, link))
 
@@ -36,3 +36,10 @@ def pool_of(*names: str) -> TargetPool:
 def place(pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "") -> Place:
     request = make_context(tokens, num_new).request
     return Place(pool, replace(request, cache_salt=salt), tokens, model=model)
+
+
+def read(pool: TargetPool) -> None:
+    """A generation reads the prompt and ends."""
+    here = place(pool)
+    here.num_fed = len(PROMPT)
+    here.release()

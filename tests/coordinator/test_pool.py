@@ -18,7 +18,7 @@ from paceline.digests import block_digests
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
 from tests.coordinator.contexts import make_context
-from tests.coordinator.pools import BLOCK, PROMPT, member, place, pool_of
+from tests.coordinator.pools import BLOCK, PROMPT, member, place, pool_of, read
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -33,6 +33,7 @@ def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
     others = [place(pool, [each]) for each in (100, 200)]
     first = place(pool)
     assert first.link.address == "c"
+    first.num_fed = len(PROMPT)
     first.release()
     for each in others:
         each.release()
@@ -45,17 +46,17 @@ def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
 
 def test_cached_tokens_outweigh_others_generations_as_far_as_they_save_time() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     # 8 tokens are known at the first. Beside another generation each of 4 rounds takes a second longer.
     assert [place(pool).link.address for _ in range(6)] == ["a", "a", "b", "a", "b", "a"]
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     assert [place(pool, num_new=40).link.address for _ in range(4)] == ["a", "b", "a", "b"]
 
 
 def test_a_member_whose_cache_is_spoken_for_comes_last() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     large = place(pool, num_new=990)
     assert [place(pool).link.address for _ in range(3)] == ["b", "b", "b"]
     large.release()
@@ -103,7 +104,7 @@ def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> 
 
 def test_a_search_reserves_what_all_its_beams_may_need() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     large = place(pool, num_new=970)
     request = make_context(PROMPT, 4).request
     single = place(pool)
@@ -115,11 +116,44 @@ def test_a_search_reserves_what_all_its_beams_may_need() -> None:
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     again = place(pool)
     assert again.link.address == "a"
     again.learn_cached(0)
     assert pool.members[0].known.num_blocks(digests_of(PROMPT)) == 0
+
+
+def test_only_what_a_member_has_read_is_taken_for_cached() -> None:
+    pool = pool_of("a", "b")
+    for num_fed, num_blocks in ((0, 0), (7, 1), (8, 2)):
+        here = place(pool)
+        here.num_fed = num_fed
+        here.release()
+        assert pool.members[0].known.num_blocks(digests_of(PROMPT)) == num_blocks
+    moved = place(pool)
+    moved.num_fed = len(PROMPT)
+    assert moved.move()
+    moved.release()
+    assert pool.members[1].known.num_blocks(digests_of(PROMPT)) == 0
+
+
+def test_a_process_that_is_started_again_has_nothing_cached() -> None:
+    pool = pool_of("a", "b")
+    read(pool)
+    known = [pool.members[0].known.num_blocks(digests_of(PROMPT))]
+    pool.members[0].link.process = "another"
+    known.append(pool.members[0].known.num_blocks(digests_of(PROMPT)))
+    assert known == [2, 0]
+
+
+def test_nothing_is_digested_before_a_members_blocks_are_known() -> None:
+    pool = pool_of("a", "b")
+    for each in pool.members:
+        each.link.num_block_tokens = 0  # type: ignore[misc]
+    here = place(pool)
+    assert here._digests == []
+    pool.members[1].link.num_block_tokens = BLOCK  # type: ignore[misc]
+    assert here._digests == digests_of(PROMPT)
 
 
 def test_members_that_are_silent_or_leave_get_none() -> None:
