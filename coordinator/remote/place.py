@@ -31,11 +31,11 @@ class Place(Generic[Command, Answer]):
         member: Member[Command, Answer] | None = None,
         model: str = "",
     ) -> None:
-        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest.
+        """`tokens`: the context, which may grow. `member`: where to be, by default where it is likely to end soonest.
 
         `model`: name of the one that members must have, of which at least one has it; any if empty.
         """
-        self._pool, self._asked_model = pool, model
+        self._pool, self._asked_model, self._may_move = pool, model, member is None
         self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
         self._known_digests: list[bytes] = []
         # Beams share the context.
@@ -61,7 +61,12 @@ class Place(Generic[Command, Answer]):
         return self._member.num_placed - 1
 
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
-        """Goes to another member that serves and was not tried. Returns whether there is one."""
+        """Goes to another member that serves and was not tried. Returns whether there is one.
+
+        A place at a given member stays there.
+        """
+        if not self._may_move:
+            return False
         others = {each for each in self._pool.members if each.link.translation is not self.translation}
         member = self._choose({self._member, *tried, *others})
         if member is None:

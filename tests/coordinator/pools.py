@@ -22,7 +22,7 @@ def member(name: str, model: str = "") -> Member:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK, num_cache_tokens=1000, away_s=0.0,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
-        card=SimpleNamespace(name=model) if model else None, translation=None, process="",
+        card=SimpleNamespace(name=model) if model else None, translation=None, process="", epoch=0,
     )  # fmt: skip
     return Member(cast(Any, link))
 

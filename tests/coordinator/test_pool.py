@@ -193,6 +193,19 @@ async def test_attempts_that_share_a_place_move_it_once() -> None:
     assert (asked, pool.num_moves) == (["a"] * 3 + ["b"] * 3, 1)
 
 
+async def test_a_place_at_a_given_member_stays_there() -> None:
+    pool = pool_of("a", "b")
+    here, asked = Place(pool, make_context(PROMPT).request, PROMPT, pool.members[1]), []
+
+    async def attempt() -> None:
+        asked.append(here.link.address)
+        raise ResourceExhausted("full")
+
+    with pytest.raises(ResourceExhausted):
+        await here.retry(0.05, attempt)
+    assert set(asked) == {"b"}
+
+
 async def test_all_members_are_tried_before_it_waits_and_after_the_timeout_it_fails() -> None:
     pool = pool_of("a", "b")
     here, asked = place(pool), []
