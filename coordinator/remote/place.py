@@ -122,7 +122,7 @@ class Place(Generic[Command, Answer]):
 
     @property
     def _digests(self) -> Sequence[bytes]:
-        """Returns those of the context's whole blocks; none in a pool of one, where nothing is to be chosen, or an unknown one."""
+        """Returns those of the context's whole blocks; none where nothing is to be chosen or a block's size is unknown."""
         num_block_tokens = self._pool.num_block_tokens
         if num_block_tokens and len(self._pool.members) > 1:
             new = block_digests(self._known_digests, self._tokens, self._salt, num_block_tokens)

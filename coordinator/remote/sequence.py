@@ -3,8 +3,8 @@
     tokens[:length]   in the server's cache
     tokens[length:]   the tail (uncached tokens), sent with the next command
 
-Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length is corrected and the
-command sent again.
+Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length
+is corrected and the command sent again.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class RemoteSequence(Generic[Command, Answer]):
         raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def start(self, tail: list[int], fill: Fill[Command]) -> asyncio.Future[Answer] | None:
-        """Sends one Propose or Verify with `tail` after the cached tokens and returns its answer to come. None without such tokens.
+        """Sends one Propose or Verify with `tail` after the cached tokens. Returns its answer to come, None without such tokens.
 
         The next call must be `adopt`, `drop` or `release`.
         """
