@@ -116,7 +116,7 @@ def _generations(
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
     active = ActiveGenerations()
-    admission = Admission(settings.max_num_seqs, settings.max_queue_size, lambda: target.num_cache_tokens)
+    admission = Admission(settings.max_num_seqs, settings.max_queue_size, target.has_room)
     target.on_change = admission.admit_waiting
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None

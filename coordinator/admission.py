@@ -18,31 +18,38 @@ FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: Callable[[], int]) -> None:
-        """`cache_tokens` returns the targets' capacity; `admit_waiting` is to be called when it has grown."""
+    def __init__(self, max_num_seqs: int, max_queue_size: int, has_room: Callable[[int], bool]) -> None:
+        """`has_room` returns whether a target can take a generation of so many tokens (`Pool.has_room`).
+
+        `admit_waiting` is to be called when one may have come to have room.
+        """
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
-        self._cache_tokens = cache_tokens
-        self._used_tokens = 0
+        self._has_room = has_room
+        # Whether one that waited was admitted and has yet to take its room, at once when its task runs.
+        self._is_entering = False
         # Waiting generations in order of arrival, with the cache tokens each needs.
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._hold_s = FIRST_HOLD_S
 
     @contextlib.asynccontextmanager
     async def slot(self, num_tokens: int) -> AsyncIterator[None]:
-        """Holds a slot and cache capacity. Raises ResourceExhausted with a retry delay if the queue is full."""
+        """Holds a slot. Its holder is to take the tokens (`Place`) before it awaits anything.
+
+        Raises ResourceExhausted with a retry delay if the queue is full.
+        """
         await self._acquire(num_tokens)
         started_s = time.monotonic()
         try:
             yield
         finally:
             self._hold_s += SMOOTHING * (time.monotonic() - started_s - self._hold_s)
-            self._release(num_tokens)
+            self._release()
 
     async def _acquire(self, num_tokens: int) -> None:
         if not self._waiting and self._has_capacity(num_tokens):
-            self._admit(num_tokens)
+            self.running += 1
             return
         if len(self._waiting) >= self.max_queue_size:
             # On average, a slot is released every hold / running seconds.
@@ -62,8 +69,12 @@ class Admission:
                 self.admit_waiting()
             else:
                 # The slot was granted in the same iteration of the event loop.
-                self._release(num_tokens)
+                self._is_entering = False
+                self._release()
             raise
+        self._is_entering = False
+        # The next one, after this one has taken its room.
+        asyncio.get_running_loop().call_soon(self.admit_waiting)
 
     def admit_waiting(self) -> None:
         """Admits those for which there is capacity, in order."""
@@ -75,7 +86,8 @@ class Admission:
                 return
             del self._waiting[turn]
             if not gone:
-                self._admit(num_tokens)
+                self.running += 1
+                self._is_entering = True
                 turn.set_result(None)
 
     @property
@@ -83,17 +95,10 @@ class Admission:
         return len(self._waiting)
 
     def _has_capacity(self, num_tokens: int) -> bool:
-        """Lets a generation larger than the whole cache run alone; the target may refuse it."""
-        has_room = self._used_tokens + num_tokens <= self._cache_tokens() or self.running == 0
-        return self.running < self.max_num_seqs and has_room
+        return not self._is_entering and self.running < self.max_num_seqs and self._has_room(num_tokens)
 
-    def _admit(self, num_tokens: int) -> None:
-        self.running += 1
-        self._used_tokens += num_tokens
-
-    def _release(self, num_tokens: int) -> None:
+    def _release(self) -> None:
         self.running -= 1
-        self._used_tokens -= num_tokens
         self.admit_waiting()
 
 

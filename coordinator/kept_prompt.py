@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from coordinator.context import Request
 from coordinator.remote.pool import Member, TargetPool
@@ -20,6 +21,8 @@ from paceline.speculation import SpeculationParams
 log = logging.getLogger(__name__)
 # Interval at which the target's connection is looked at.
 INTERVAL_S = 0.5
+# Pause after the prompt could not be read.
+RETRY_S = 10.0
 
 
 class KeptPrompt:
@@ -40,25 +43,30 @@ class KeptPrompt:
 
     async def keep(self, targets: TargetPool, read: Callable[[Request, Member], Awaitable[None]]) -> None:
         """Reads the prompt each time a target has come up. `read`: into that target's cache."""
-        epochs: dict[Member, int] = {}
+        # At which it was read last. Members that have left the list are forgotten.
+        epochs: WeakKeyDictionary[Member, int] = WeakKeyDictionary()
         while True:
             for member in list(targets.members) if self._request is not None else ():
                 if not member.is_open or epochs.get(member) == member.link.epoch:
                     continue
+                epoch = member.link.epoch
                 # What has just been recorded is cached.
-                if member in epochs or self._writing is None:
-                    await self._read_into_cache(read, member)
-                epochs[member] = member.link.epoch
+                is_cached = member not in epochs and self._writing is not None
+                if is_cached or await self._read_into_cache(read, member):
+                    epochs[member] = epoch
             await asyncio.sleep(INTERVAL_S)
 
-    async def _read_into_cache(self, read: Callable[[Request, Member], Awaitable[None]], member: Member) -> None:
+    async def _read_into_cache(self, read: Callable[[Request, Member], Awaitable[None]], member: Member) -> bool:
+        """Returns whether the prompt is cached now. After an error it waits: the target may be busy."""
         assert self._request is not None
         try:
             await read(self._request, member)
         except PacelineError as error:
             log.warning("kept prompt: not read: %s", error)
-        else:
-            log.info("kept prompt: %d tokens are cached", len(self._request.prompt))
+            await asyncio.sleep(RETRY_S)
+            return False
+        log.info("kept prompt: %d tokens are cached", len(self._request.prompt))
+        return True
 
 
 def _read(path: Path, model: str, vocab_size: int, max_length: int) -> Request | None:

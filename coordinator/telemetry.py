@@ -147,7 +147,7 @@ class CoordinatorState(Collector):
         )
         placed = GaugeMetricFamily(
             "paceline_server_generations",
-            "Generations that have a cache at a model server.",
+            "Generations placed at a model server.",
             labels=["server", "address"],
         )
         reserved = GaugeMetricFamily(

@@ -17,7 +17,7 @@ SERVICES = ("draft_server", "target_server", "coordinator", "gateway")
 PACKAGES = ("paceline", *SERVICES)
 # Modules besides paceline/rpc that translate between messages and domain values.
 MESSAGE_FILES = {
-    "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
+    "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py", "coordinator/remote/pending.py",
     "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py", "coordinator/drafters/translated.py",
     "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
     "paceline/serving/servicer.py", "paceline/client.py",

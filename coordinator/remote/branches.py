@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from coordinator.remote.link import Answer, Command
+from coordinator.remote.link import Command
+from coordinator.remote.pending import Answer
 from coordinator.remote.place import TargetPlace
 from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require

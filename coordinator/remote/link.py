@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 
 from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
+from coordinator.remote.pending import Answer, OnPart, Pending
 from coordinator.vocabularies import Translation
-from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
+from paceline.errors import ConfigError, OutOfRange, PacelineError, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION, vocabulary_to_message
-from paceline.rpc.status import error_of
 from paceline.rpc.tls import Tls
 from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
 
@@ -33,8 +33,6 @@ SILENT_S = 2.0
 DESCRIBE_S = 10.0
 # Some have 30 MB.
 TOKENIZER_S = 60.0
-# The kind of answer after which more follow.
-PART = "prompt_logprobs"
 
 Card = model_pb2.ModelCard
 # A server's command and its answer.
@@ -43,8 +41,6 @@ TargetAnswer = target_pb2.Verdict
 DraftCommand = draft_pb2.DraftCommand
 DraftAnswer = draft_pb2.Proposal
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
-Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
-OnPart = Callable[[target_pb2.Logprobs], None]
 # Returns the translation into a server's tokens, None if they are the target's, by its card and stub. Raises ConfigError.
 Translate = Callable[[Card, Any], Awaitable[Translation | None]]
 
@@ -63,67 +59,6 @@ TARGET: LinkKind[target_pb2.TargetCommand, target_pb2.Verdict] = LinkKind(
 DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
     "draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest
 )
-
-
-class CacheError(PacelineError):
-    """The cache has another length than its owner assumed."""
-
-    def __init__(self, cache_length: int, message: str) -> None:
-        super().__init__(message)
-        self.cache_length = cache_length
-
-
-class Pending(Generic[Answer]):
-    """Unanswered commands by id."""
-
-    def __init__(self) -> None:
-        # Where the answer goes, and what is called with parts that precede it; None if none may.
-        self._waiting: dict[int, tuple[asyncio.Future[Answer], OnPart | None]] = {}
-
-    def expect(self, command_id: int, on_part: OnPart | None) -> asyncio.Future[Answer]:
-        """Returns what will hold the answer, or the server's error: CacheError if it reports the cache's length."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        # Until the answer, even if nobody waits any more: servers answer cancelled commands too.
-        self._waiting[command_id] = future, on_part
-        return future
-
-    def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
-        """Raises Unavailable for a protocol violation."""
-        future, on_part = self._waiting.get(answer.command_id, (None, None))
-        if future is None:
-            # A failed Truncate also fails its sequence's next command.
-            return
-        if future.done():
-            # Nobody waits any more.
-            del self._waiting[answer.command_id]
-            return
-        kind = answer.WhichOneof("answer")
-        if kind is None:
-            raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened" or (kind == PART and on_part is None):
-            raise Unavailable(f"the server sent {kind!r} in answer to another command")
-        if kind == PART:
-            assert on_part is not None
-            on_part(getattr(answer, kind))
-            return
-        del self._waiting[answer.command_id]
-        if kind == "failure":
-            future.set_exception(_error_of(answer.failure))
-        else:
-            future.set_result(getattr(answer, kind))
-
-    def fail(self, text: str) -> None:
-        for future, _ in self._waiting.values():
-            if not future.done():
-                future.set_exception(Unavailable(text))
-        self._waiting.clear()
-
-
-def _error_of(failure: model_pb2.Failure) -> PacelineError:
-    error = error_of(failure.status)
-    if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
-        return CacheError(failure.cache_length, str(error))
-    return error
 
 
 class Link(Generic[Command, Answer]):
@@ -147,10 +82,12 @@ class Link(Generic[Command, Answer]):
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.forward_times = UNKNOWN_TIMES
-        # What the server last said of itself, and what this client's generations need there: how many they are, and tokens.
+        # What the server last said of itself.
         self.load = ServerLoad()
-        self.demand = (0, 0)
+        self._demand = (0, 0)
         self.device_ids = frozenset[str]()
+        # Another after the server was started again.
+        self.process = ""
         self.epoch = 0
         self._check_card = check_card
         self._on_change = on_change
@@ -202,8 +139,8 @@ class Link(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        """Returns the tokens in a block of its cache; 1 while nothing is known of it."""
-        return self.card.block_size if self.card is not None else 1
+        """Returns the tokens in a block of its cache; 0 while nothing is known of it."""
+        return self.card.block_size if self.card is not None else 0
 
     @property
     def num_state_tokens(self) -> int:
@@ -222,6 +159,16 @@ class Link(Generic[Command, Answer]):
             return 0
         num_tokens = self.card.total_blocks * self.card.block_size
         return max(num_tokens - self.load.num_other_tokens, num_tokens // (1 + self.load.num_others))
+
+    @property
+    def demand(self) -> tuple[int, int]:
+        """What this client's generations need there: how many they are, and tokens. The server tells its other clients."""
+        return self._demand
+
+    @demand.setter
+    def demand(self, demand: tuple[int, int]) -> None:
+        self._demand = demand
+        self._has_unsent.set()
 
     def may_share_device(self, other: "Link[Any, Any]") -> bool:
         """Returns whether both servers run on the same GPU or core, or one did not tell where it runs."""
@@ -330,6 +277,7 @@ class Link(Generic[Command, Answer]):
         self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.load = ServerLoad(num_free_blocks=card.free_blocks)
         self.device_ids = frozenset(card.device_ids)
+        self.process = card.instance_id
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
@@ -371,16 +319,17 @@ class Link(Generic[Command, Answer]):
         said = (0, 0)
         try:
             while True:
-                await self._has_unsent.wait()
                 # Commands of this event loop iteration, or added during the last write, share messages.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
+                if self.demand != said and not requests:
+                    requests = [self.kind.request_class()]
                 for request in requests:
                     if self.demand != said:
-                        # It changes only with an Open or a Release.
                         said = self.demand
                         request.demand.num_generations, request.demand.reserved_tokens = said
                     await call.write(request)
+                await self._has_unsent.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # Reported by the reader.
             return

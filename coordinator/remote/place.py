@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
+from coordinator.remote.link import Command, DraftAnswer, DraftCommand, Link, TargetAnswer, TargetCommand
+from coordinator.remote.pending import Answer
 from coordinator.remote.pool import Member, Pool
 from paceline.digests import block_digests
 from paceline.errors import ResourceExhausted, Unavailable
@@ -30,11 +31,11 @@ class Place(Generic[Command, Answer]):
         member: Member[Command, Answer] | None = None,
         model: str = "",
     ) -> None:
-        """`tokens`: the context, which may grow. `member`: where to begin, by default where it is likely to end soonest.
+        """`tokens`: the context, which may grow. `member`: where to be, by default where it is likely to end soonest.
 
         `model`: name of the one that members must have, of which at least one has it; any if empty.
         """
-        self._pool, self._asked_model = pool, model
+        self._pool, self._asked_model, self._may_move = pool, model, member is None
         self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
         self._known_digests: list[bytes] = []
         self._num_reserved = pool.num_reserved_tokens(request)
@@ -59,7 +60,12 @@ class Place(Generic[Command, Answer]):
         return self._member.num_placed - 1
 
     def move(self, tried: Collection[Member[Command, Answer]] = ()) -> bool:
-        """Goes to another member that serves and was not tried. Returns whether there is one."""
+        """Goes to another member that serves and was not tried. Returns whether there is one.
+
+        A place at a given member stays there.
+        """
+        if not self._may_move:
+            return False
         others = {each for each in self._pool.members if each.link.translation is not self.translation}
         member = self._choose({self._member, *tried, *others})
         if member is None:
@@ -85,12 +91,14 @@ class Place(Generic[Command, Answer]):
                 await self._pool.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
                 if not self.link.is_up:
                     self.move()
+            member = self._member
             try:
                 return await attempt()
             except (Unavailable, ResourceExhausted):
                 deadline_s = deadline_s or self._deadline_s(timeout_s)
-                tried.add(self._member)
-                if self.move(tried):
+                tried.add(member)
+                # Another hypothesis of a beam search may have moved the place already.
+                if self._member is not member or self.move(tried):
                     continue
                 if time.monotonic() + pause_s > deadline_s:
                     raise
@@ -103,9 +111,9 @@ class Place(Generic[Command, Answer]):
         self._member.known.drop(self._digests[num_tokens // self._pool.num_block_tokens :])
 
     def release(self) -> None:
-        """Leaves the member, which has the context cached."""
-        if self.link.is_up:
-            self._member.known.add(self._digests)
+        """Leaves the member, which keeps in its cache what was fed there."""
+        if self.link.is_up and self.num_fed:
+            self._member.known.add(self._digests[: self.num_fed // self._pool.num_block_tokens])
         self._leave()
 
     def _deadline_s(self, timeout_s: float) -> float:
@@ -113,9 +121,10 @@ class Place(Generic[Command, Answer]):
 
     @property
     def _digests(self) -> Sequence[bytes]:
-        """Returns those of the context's whole blocks; none in a pool of one, where nothing is to be chosen."""
-        if len(self._pool.members) > 1:
-            new = block_digests(self._known_digests, self._tokens, self._salt, self._pool.num_block_tokens)
+        """Returns those of the context's whole blocks; none where nothing is to be chosen or a block's size is unknown."""
+        num_block_tokens = self._pool.num_block_tokens
+        if num_block_tokens and len(self._pool.members) > 1:
+            new = block_digests(self._known_digests, self._tokens, self._salt, num_block_tokens)
             self._known_digests += list(new)
         return self._known_digests
 
@@ -129,6 +138,8 @@ class Place(Generic[Command, Answer]):
         # An attribute for speed.
         self.link: Link[Command, Answer] = member.link
         self._member = member
+        # Tokens of the context that the member has read, its cache's included.
+        self.num_fed = 0
 
     def _leave(self) -> None:
         self._member.place(-1, -self._num_reserved)

@@ -13,7 +13,6 @@ from typing import Any, Generic
 
 from coordinator.context import Request
 from coordinator.remote.link import (
-    Answer,
     Card,
     Command,
     DraftAnswer,
@@ -25,6 +24,7 @@ from coordinator.remote.link import (
     Translate,
 )
 from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
+from coordinator.remote.pending import Answer
 from coordinator.remote.prefixes import KnownPrefixes
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.channel import NO_TLS
@@ -44,7 +44,7 @@ CheckCard = Callable[[str, Card], None]
 class Member(Generic[Command, Answer]):
     def __init__(self, link: Link[Command, Answer]) -> None:
         self.link = link
-        self.known = KnownPrefixes()
+        self._known = "", KnownPrefixes()
         # Generations here, and the tokens that they may come to have.
         self.num_placed = self.num_reserved = 0
         # No longer in the list: it gets no more generations.
@@ -74,6 +74,13 @@ class Member(Generic[Command, Answer]):
     def num_free_tokens(self) -> int:
         """Returns the tokens of its cache that no generation may come to need."""
         return self.link.num_cache_tokens - self.num_reserved
+
+    @property
+    def known(self) -> KnownPrefixes:
+        """Returns what its process is believed to have cached: nothing after a restart."""
+        if self._known[0] != self.link.process:
+            self._known = self.link.process, KnownPrefixes()
+        return self._known[1]
 
     @property
     def model(self) -> str:
@@ -148,12 +155,6 @@ class Pool(Generic[Command, Answer]):
         return next((each.link.forward_times for each in self.members if each.link.is_up), UNKNOWN_TIMES)
 
     @property
-    def num_cache_tokens(self) -> int:
-        """Returns what all members that are up can hold beside what other coordinators need; all members, while none is."""
-        links = [each.link for each in self.members if each.link.is_up or not self.is_up]
-        return sum(link.num_cache_tokens for link in links)
-
-    @property
     def num_blocks(self) -> tuple[int, int]:
         """Returns how many blocks are free, as last said, and how many there are, at all members that are up."""
         links = [(each.link, each.link.card) for each in self.members if each.link.is_up]
@@ -165,7 +166,7 @@ class Pool(Generic[Command, Answer]):
 
         Each of its sequences counts at least as many as come with a recurrent state.
         """
-        block_size, beams = self.num_block_tokens, request.sampling.beams
+        block_size, beams = max(self.num_block_tokens, 1), request.sampling.beams
         # Beams share the prompt's full blocks.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         state_tokens = max((each.link.num_state_tokens for each in self.members), default=0)
@@ -185,36 +186,48 @@ class Pool(Generic[Command, Answer]):
     def absence(self) -> str:
         return "; ".join(each.link.absence for each in self.members)
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Returns whether a generation of so many tokens fits at a member. One larger than the cache runs there alone.
+
+        While no member serves, those that are away count: generations wait for them.
+        """
+        return any(not each.num_placed or num_tokens <= each.num_free_tokens for each in self._usable() or self.members)
+
     def choose(
         self, context: Sequence[bytes], num_tokens: int, num_new: int, num_reserved: int,
         without: Collection[Member[Command, Answer]] = (), model: str = "",
     ) -> Member[Command, Answer] | None:  # fmt: skip
-        """Returns which of the serving members is likely to end a generation soonest.
+        """Returns which of the usable members is likely to end a generation soonest.
 
         context: digests of the whole blocks of its `num_tokens` tokens.
         num_new: tokens to generate, at most.
         num_reserved: as `num_reserved_tokens`.
         model: name of the one that the member must have; any if empty.
         """
-        found = [each for each in self.members if each.is_open and each not in without and each.has(model)]
+        found = [each for each in self._usable(model) if each not in without]
         if len(found) < 2:
             return found[0] if found else None
         # One member's for all: each measured its own while others may have been busy on its cores.
         forward_s, num_rounds = found[0].link.forward_times, min(num_new, EXPECTED_TOKENS)
         least_s = min((each.token_s for each in found if each.token_s), default=0.0)
 
-        def cost(member: Member[Command, Answer]) -> tuple[bool, float, int]:
+        def cost(member: Member[Command, Answer]) -> tuple[int, float, int]:
             num_unknown = num_tokens - member.known.num_blocks(context) * self.num_block_tokens
             num_others = member.num_placed + member.link.load.num_other_generations
             seconds = forward_s(num_unknown) + num_rounds * forward_s(num_others + 1)
-            is_full = num_reserved > member.num_free_tokens
-            return is_full, seconds * _slowness(member.token_s, least_s), num_others
+            num_lacking = max(0, num_reserved - member.num_free_tokens)
+            return num_lacking, seconds * _slowness(member.token_s, least_s), num_others
 
         return min(found, key=cost)
 
     @property
     def num_block_tokens(self) -> int:
-        return max((each.link.num_block_tokens for each in self.members), default=1)
+        return max((each.link.num_block_tokens for each in self.members), default=0)
+
+    def _usable(self, model: str = "") -> list[Member[Command, Answer]]:
+        """Returns the open members with the model; without one, those that serve but are about to end."""
+        serving = [each for each in self.members if each.is_serving and each.has(model)]
+        return [each for each in serving if each.is_open] or serving
 
     async def _wait(self, timeout_s: float, is_over: Callable[[], bool]) -> None:
         try:

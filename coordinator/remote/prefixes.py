@@ -1,4 +1,4 @@
-"""What the coordinator believes a server has cached: digests of whole blocks (`paceline.digests`), as the server indexes them."""
+"""What a server is believed to have cached: digests of whole blocks (`paceline.digests`), as the server indexes them."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
     tokens[:length]   in the server's cache
     tokens[length:]   the tail (uncached tokens), sent with the next command
 
-Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length is corrected and the
-command sent again.
+Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length
+is corrected and the command sent again.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart
+from coordinator.remote.link import Command, Link
+from coordinator.remote.pending import Answer, CacheError, OnPart
 from coordinator.remote.place import Place
 from paceline.errors import PacelineError, Unavailable
 from paceline.rpc.messages import open_to_message
@@ -83,12 +84,13 @@ class RemoteSequence(Generic[Command, Answer]):
             except asyncio.CancelledError:
                 self.release()
                 raise
-            self._length = position + len(tail) + count_drafts(answer)
+            self._place.num_fed = position + len(tail)
+            self._length = self._place.num_fed + count_drafts(answer)
             return answer
         raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def start(self, tail: list[int], fill: Fill[Command]) -> asyncio.Future[Answer] | None:
-        """Sends one Propose or Verify with `tail` after the cached tokens and returns its answer to come. None without such tokens.
+        """Sends one Propose or Verify with `tail` after the cached tokens. Returns its answer to come, None without such tokens.
 
         The next call must be `adopt`, `drop` or `release`.
         """

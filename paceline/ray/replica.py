@@ -51,13 +51,16 @@ class Replica:
         self._directory = await asyncio.to_thread(directory_of, group)
         if roles := sorted({role for plan in plans for role in plan.servers.values()}):
             listed = asyncio.Event()
-            self._tasks.append(asyncio.create_task(self._follow(roles, listed)))
+            self._tasks.append(asyncio.create_task(self._follow(roles, listed), name="following the lists"))
             await listed.wait()
         await asyncio.gather(*map(self._add, map(self._start, plans)))
-        self._tasks.append(asyncio.create_task(self._renew()))
+        self._tasks.append(asyncio.create_task(self._renew(), name="renewing the leases"))
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if a process does not answer."""
+        """Raises RuntimeError if a process does not answer, or a task that never ends has ended."""
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"{task.get_name()} has ended")
         for process in self._processes:
             if not await asyncio.to_thread(process.is_serving):
                 raise RuntimeError(f"the {process.role} at {process.address} does not answer")
@@ -138,19 +141,20 @@ class Replica:
             try:
                 for each in self._processes:
                     await self._announce(each)
-            except ray.exceptions.RayError as error:
+            except Exception as error:
                 await self._find_directory(error)
 
     async def _follow(self, roles: Sequence[str], listed: asyncio.Event) -> None:
-        """Keeps the files as the directory says. While it can't be asked, they stay as they are."""
+        """Keeps the files as the directory says. While it can't be asked or they can't be written, they stay as they are."""
         seen = NOTHING_SEEN
         while True:
             try:
-                seen, lists = await self._directory.lists.remote(seen)
-            except ray.exceptions.RayError as error:
+                version, lists = await self._directory.lists.remote(seen)
+                await asyncio.to_thread(self._write, roles, lists)
+            except Exception as error:
                 await self._find_directory(error)
                 continue
-            await asyncio.to_thread(self._write, roles, lists)
+            seen = version
             if all(role in lists for role in roles):
                 listed.set()
 
@@ -161,6 +165,8 @@ class Replica:
             os.replace(whole, self._folder / role)
 
     async def _find_directory(self, error: Exception) -> None:
-        log.warning("the directory can't be asked: %s", error)
+        log.warning("the directory is asked again: %s", error)
         await asyncio.sleep(RETRY_S)
-        self._directory = await asyncio.to_thread(directory_of, self._group)
+        # While Ray's head is away, the next question fails too.
+        with contextlib.suppress(Exception):
+            self._directory = await asyncio.to_thread(directory_of, self._group)

@@ -84,6 +84,8 @@ class Members:
     async def _resolve(self) -> list[str]:
         host, _, port = self.text.removeprefix(DNS).rpartition(":")
         found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        # A server with an address of each family is one member.
+        found = [each for each in found if each[0] == socket.AF_INET] or found
         hosts = {f"[{each[4][0]}]" if each[0] == socket.AF_INET6 else str(each[4][0]) for each in found}
         return [f"{each}:{port}" for each in sorted(hosts)]
 

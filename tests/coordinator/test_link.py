@@ -122,6 +122,11 @@ class FakeTarget:
                 self.commands += 1
                 yield answer(command)
 
+    async def hear(self, num_messages: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.demands) < num_messages:
+                await asyncio.sleep(0.01)
+
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
         yield model_pb2.TokenizerPiece(file_name="tokenizer.json", data=b"{}")
 
@@ -368,11 +373,16 @@ async def test_a_server_is_told_what_its_client_needs_when_that_has_changed_and_
             for demand in ((0, 0), (2, 90), (2, 90), (0, 0)):
                 link.demand = demand
                 await ask(link)
+            assert fake.demands == [None, (2, 90), None, (0, 0)]
+            # Without a command, too: what is left is anyone's.
             link.demand = (1, 20)
+            await fake.hear(5)
+            assert link.epoch == 1
         async with serving(fake, tmp_path):
             await come_up(link, 2)
+            await fake.hear(6)
             await ask(link)
-    assert fake.demands == [None, (2, 90), None, (0, 0), (1, 20)]
+    assert (fake.demands[4:], fake.counts[4:]) == ([(1, 20), (1, 20), None], [0, 0, 1])
 
 
 async def test_a_sequence_has_so_many_tokens_that_all_states_are_enough(tmp_path: Path) -> None:

@@ -3,51 +3,21 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import pytest
 
 from coordinator.remote.link import TARGET
-from coordinator.remote.load import ForwardTimes, ServerLoad
+from coordinator.remote.load import ServerLoad
 from coordinator.remote.place import Place
-from coordinator.remote.pool import Member, TargetPool
+from coordinator.remote.pool import TargetPool
 from coordinator.remote.prefixes import MAX_BLOCKS, KnownPrefixes
 from paceline.digests import block_digests
 from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
 from paceline.rpc.members import Members
 from tests.coordinator.contexts import make_context
-
-BLOCK = 4
-# A second for each token read, and a second in any case.
-TIMES = ForwardTimes([(1, 2.0), (2, 3.0)])
-PROMPT = list(range(10))
-
-
-def member(name: str, model: str = "") -> Member:
-    link = SimpleNamespace(
-        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK,
-        num_state_tokens=0, num_cache_tokens=1000, away_s=0.0,
-        load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
-        card=SimpleNamespace(name=model) if model else None, translation=None,
-    )  # fmt: skip
-    return Member(cast(Any, link))
-
-
-def pool_of(*names: str) -> TargetPool:
-    pool: TargetPool = TargetPool(TARGET, Members("target", "one:1"), lambda address, card: None)
-    pool.members = [member(name) for name in names]
-    return pool
-
-
-def place(
-    pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "", beams: int = 1
-) -> Place:
-    request = make_context(tokens, num_new).request
-    sampling = replace(request.sampling, beams=beams)
-    return Place(pool, replace(request, cache_salt=salt, sampling=sampling), tokens, model=model)
+from tests.coordinator.pools import BLOCK, PROMPT, member, place, pool_of, read
 
 
 def test_generations_spread_where_nothing_is_known() -> None:
@@ -62,6 +32,7 @@ def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
     others = [place(pool, [each]) for each in (100, 200)]
     first = place(pool)
     assert first.link.address == "c"
+    first.num_fed = len(PROMPT)
     first.release()
     for each in others:
         each.release()
@@ -74,17 +45,17 @@ def test_a_conversation_returns_to_the_member_that_has_read_it() -> None:
 
 def test_cached_tokens_outweigh_others_generations_as_far_as_they_save_time() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     # 8 tokens are known at the first. Beside another generation each of 4 rounds takes a second longer.
     assert [place(pool).link.address for _ in range(6)] == ["a", "a", "b", "a", "b", "a"]
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     assert [place(pool, num_new=40).link.address for _ in range(4)] == ["a", "b", "a", "b"]
 
 
 def test_a_member_whose_cache_is_spoken_for_comes_last() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     large = place(pool, num_new=990)
     assert [place(pool).link.address for _ in range(3)] == ["b", "b", "b"]
     large.release()
@@ -107,6 +78,19 @@ def test_a_member_that_is_about_to_end_gets_no_more_and_keeps_what_it_has() -> N
     assert (here.link.address, here.is_serving) == ("a", True)
 
 
+def test_a_member_that_is_about_to_end_is_better_than_none() -> None:
+    pool = pool_of("a", "b", "c")
+    pool.members[0].link.is_up = False
+    pool.members[1].link.load = ServerLoad(is_draining=True)
+    here = place(pool)
+    assert here.link.address == "c"
+    pool.members[2].link.is_up = False
+    assert (place(pool).link.address, here.move(), here.link.address) == ("b", True, "b")
+    # One that is open is not left for it.
+    pool.members[0].link.is_up = True
+    assert (here.move(), here.move(), here.link.address) == (True, False, "a")
+
+
 def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> None:
     pool = pool_of("a", "b", "c")
     for each, slowdown in zip(pool.members, (4.0, 1.2, 1.0), strict=True):
@@ -118,10 +102,15 @@ def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> 
 
 
 def test_a_search_reserves_what_all_its_beams_may_need() -> None:
-    pool = pool_of("a")
-    place(pool, beams=3)
+    pool = pool_of("a", "b")
+    read(pool)
+    large = place(pool, num_new=960)
+    single = place(pool)
+    single.release()
+    search = place(pool, beams=3)
+    assert [each.link.address for each in (large, single, search)] == ["a", "a", "b"]
     # Beyond the full blocks of the prompt each beam has its own.
-    assert pool.members[0].num_reserved == 8 + 3 * 8
+    assert pool.members[1].num_reserved == 8 + 3 * 8
 
 
 def test_each_sequence_reserves_a_recurrent_state() -> None:
@@ -135,11 +124,44 @@ def test_each_sequence_reserves_a_recurrent_state() -> None:
 
 def test_what_a_member_has_forgotten_no_longer_draws_generations() -> None:
     pool = pool_of("a", "b")
-    place(pool).release()
+    read(pool)
     again = place(pool)
     assert again.link.address == "a"
     again.learn_cached(0)
     assert pool.members[0].known.num_blocks(digests_of(PROMPT)) == 0
+
+
+def test_only_what_a_member_has_read_is_taken_for_cached() -> None:
+    pool = pool_of("a", "b")
+    for num_fed, num_blocks in ((0, 0), (7, 1), (8, 2)):
+        here = place(pool)
+        here.num_fed = num_fed
+        here.release()
+        assert pool.members[0].known.num_blocks(digests_of(PROMPT)) == num_blocks
+    moved = place(pool)
+    moved.num_fed = len(PROMPT)
+    assert moved.move()
+    moved.release()
+    assert pool.members[1].known.num_blocks(digests_of(PROMPT)) == 0
+
+
+def test_a_process_that_is_started_again_has_nothing_cached() -> None:
+    pool = pool_of("a", "b")
+    read(pool)
+    known = [pool.members[0].known.num_blocks(digests_of(PROMPT))]
+    pool.members[0].link.process = "another"
+    known.append(pool.members[0].known.num_blocks(digests_of(PROMPT)))
+    assert known == [2, 0]
+
+
+def test_nothing_is_digested_before_a_members_blocks_are_known() -> None:
+    pool = pool_of("a", "b")
+    for each in pool.members:
+        each.link.num_block_tokens = 0  # type: ignore[misc]
+    here = place(pool)
+    assert here._digests == []
+    pool.members[1].link.num_block_tokens = BLOCK  # type: ignore[misc]
+    assert here._digests == digests_of(PROMPT)
 
 
 def test_members_that_are_silent_or_leave_get_none() -> None:
@@ -162,6 +184,34 @@ async def test_an_attempt_goes_on_at_another_member_at_once() -> None:
     assert await here.retry(0.0, attempt) == "c"
     assert (asked, pool.num_moves) == (["a", "b", "c"], 2)
     assert [each.num_placed for each in pool.members] == [0, 0, 1]
+
+
+async def test_attempts_that_share_a_place_move_it_once() -> None:
+    pool = pool_of("a", "b", "c")
+    here, asked = place(pool), []
+
+    async def attempt() -> str:
+        asked.append(address := here.link.address)
+        await asyncio.sleep(0)
+        if address == "a":
+            raise Unavailable("no")
+        return address
+
+    assert await asyncio.gather(*(here.retry(0.0, attempt) for _ in range(3))) == ["b"] * 3
+    assert (asked, pool.num_moves) == (["a"] * 3 + ["b"] * 3, 1)
+
+
+async def test_a_place_at_a_given_member_stays_there() -> None:
+    pool = pool_of("a", "b")
+    here, asked = Place(pool, make_context(PROMPT).request, PROMPT, pool.members[1]), []
+
+    async def attempt() -> None:
+        asked.append(here.link.address)
+        raise ResourceExhausted("full")
+
+    with pytest.raises(ResourceExhausted):
+        await here.retry(0.05, attempt)
+    assert set(asked) == {"b"}
 
 
 async def test_all_members_are_tried_before_it_waits_and_after_the_timeout_it_fails() -> None:

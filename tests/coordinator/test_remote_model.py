@@ -125,11 +125,14 @@ async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, t
 
 
 async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
-    async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4])), tmp_path) as pool:
+    async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3)), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(place(pool), context.request, DraftDeadline())
+        here = place(pool)
+        drafter = RemoteDrafter(here, context.request, DraftDeadline())
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
         assert not drafter.absence(context)
+        # Without the drafts, which may be wrong.
+        assert here.num_fed == 3
 
 
 async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.context import Request
 from coordinator.kept_prompt import KeptPrompt
+from coordinator.remote.pool import Member
 from paceline.client import AsyncClient
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ResourceExhausted
 from paceline.sampling import SamplingParams
+from tests.coordinator.pools import pool_of
 from tests.hosted import Host
 from tests.services import Trio
 
@@ -61,3 +65,32 @@ def test_a_file_of_another_model_is_replaced_and_a_bad_one_refused(tmp_path: Pat
     for other in ({"model": "large"}, {"token_ids": [100]}, {"token_ids": [1] * 65}):
         path.write_text(json.dumps({"model": "tiny", "cache_salt": "", "token_ids": [1]} | other))
         KeptPrompt(path, "tiny", 100, 64)
+
+
+async def test_a_target_that_refused_is_asked_again_and_one_that_left_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("INTERVAL_S", "RETRY_S"):
+        monkeypatch.setattr(f"coordinator.kept_prompt.{name}", 0.001)
+    path, pool, asked = tmp_path / "prompt.json", pool_of("a", "b"), list[str]()
+    path.write_text(json.dumps({"model": "tiny", "cache_salt": "", "token_ids": [1]}))
+    for each in pool.members:
+        each.link.epoch = 1
+
+    async def read(request: Request, member: Member) -> None:
+        asked.append(member.link.address)
+        if asked == ["a", "b"]:
+            raise ResourceExhausted("full")
+
+    keeping = asyncio.create_task(KeptPrompt(path, "tiny", 100, 64).keep(pool, read))
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(asked) < 3:
+                await asyncio.sleep(0.001)
+            left = weakref.ref(pool.members.pop(0))
+            pool.members[0].link.epoch = 2
+            while left() or len(asked) < 4:
+                await asyncio.sleep(0.001)
+    finally:
+        keeping.cancel()
+    assert asked == ["a", "b", "b", "b"]

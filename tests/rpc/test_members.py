@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +27,26 @@ def test_what_is_no_list_is_refused_by_name(text: str) -> None:
 
 
 async def test_a_name_is_resolved() -> None:
-    found = await Members("target", "dns:localhost:50052").read()
-    assert "127.0.0.1:50052" in found
-    assert set(found) <= {"127.0.0.1:50052", "[::1]:50052"}
+    assert await Members("target", "dns:localhost:50052").read() == ["127.0.0.1:50052"]
     with pytest.raises(Unavailable, match=r"^target: dns:nobody\.invalid:50052 can't be read: "):
         await Members("target", "dns:nobody.invalid:50052").read()
+
+
+@pytest.mark.parametrize(
+    ("found", "members"),
+    [
+        (["fd00::2", "10.0.0.2", "fd00::1", "10.0.0.1"], ["10.0.0.1:7", "10.0.0.2:7"]),
+        (["fd00::2", "fd00::1"], ["[fd00::1]:7", "[fd00::2]:7"]),
+    ],
+)
+async def test_a_server_with_addresses_of_both_families_is_one_member(
+    found: list[str], members: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET6 if ":" in each else socket.AF_INET, 0, 0, "", (each, 7)) for each in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    assert await Members("target", "dns:servers:7").read() == members
 
 
 async def test_a_list_that_is_written_later_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""Pools of servers that only say how they are."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
+
+from coordinator.remote.link import TARGET
+from coordinator.remote.load import ForwardTimes, ServerLoad
+from coordinator.remote.place import Place
+from coordinator.remote.pool import Member, TargetPool
+from paceline.rpc.members import Members
+from tests.coordinator.contexts import make_context
+
+BLOCK = 4
+# A second for each token read, and a second in any case.
+TIMES = ForwardTimes([(1, 2.0), (2, 3.0)])
+PROMPT = list(range(10))
+
+
+def member(name: str, model: str = "") -> Member:
+    link = SimpleNamespace(
+        address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK,
+        num_state_tokens=0, num_cache_tokens=1000, away_s=0.0,
+        load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
+        card=SimpleNamespace(name=model) if model else None, translation=None, process="", epoch=0,
+    )  # fmt: skip
+    return Member(cast(Any, link))
+
+
+def pool_of(*names: str) -> TargetPool:
+    pool: TargetPool = TargetPool(TARGET, Members("target", "one:1"), lambda address, card: None)
+    pool.members = [member(name) for name in names]
+    return pool
+
+
+def place(
+    pool: TargetPool, tokens: list[int] = PROMPT, salt: str = "", num_new: int = 4, model: str = "", beams: int = 1
+) -> Place:
+    request = make_context(tokens, num_new).request
+    sampling = replace(request.sampling, beams=beams)
+    return Place(pool, replace(request, cache_salt=salt, sampling=sampling), tokens, model=model)
+
+
+def read(pool: TargetPool) -> None:
+    """A generation reads the prompt and ends."""
+    here = place(pool)
+    here.num_fed = len(PROMPT)
+    here.release()
