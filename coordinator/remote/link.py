@@ -139,8 +139,8 @@ class Link(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        """Returns the tokens in a block of its cache; 0 while nothing is known of it."""
-        return self.card.block_size if self.card is not None else 0
+        """Returns the tokens in a block of its cache; 1 while nothing is known of it."""
+        return self.card.block_size if self.card is not None else 1
 
     @property
     def num_state_tokens(self) -> int:

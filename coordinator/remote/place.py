@@ -123,7 +123,7 @@ class Place(Generic[Command, Answer]):
     def _digests(self) -> Sequence[bytes]:
         """Returns those of the context's whole blocks; none where nothing is to be chosen or a block's size is unknown."""
         num_block_tokens = self._pool.num_block_tokens
-        if num_block_tokens and len(self._pool.members) > 1:
+        if num_block_tokens > 1 and len(self._pool.members) > 1:
             new = block_digests(self._known_digests, self._tokens, self._salt, num_block_tokens)
             self._known_digests += list(new)
         return self._known_digests

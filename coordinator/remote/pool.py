@@ -222,7 +222,7 @@ class Pool(Generic[Command, Answer]):
 
     @property
     def num_block_tokens(self) -> int:
-        return max((each.link.num_block_tokens for each in self.members), default=0)
+        return max((each.link.num_block_tokens for each in self.members), default=1)
 
     def _usable(self, model: str = "") -> list[Member[Command, Answer]]:
         """Returns the open members with the model; without one, those that serve but are about to end."""

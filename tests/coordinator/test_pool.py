@@ -157,7 +157,7 @@ def test_a_process_that_is_started_again_has_nothing_cached() -> None:
 def test_nothing_is_digested_before_a_members_blocks_are_known() -> None:
     pool = pool_of("a", "b")
     for each in pool.members:
-        each.link.num_block_tokens = 0  # type: ignore[misc]
+        each.link.num_block_tokens = 1  # type: ignore[misc]
     here = place(pool)
     assert here._digests == []
     pool.members[1].link.num_block_tokens = BLOCK  # type: ignore[misc]
