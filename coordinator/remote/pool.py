@@ -166,7 +166,7 @@ class Pool(Generic[Command, Answer]):
 
         Each of its sequences counts at least as many as come with a recurrent state.
         """
-        block_size, beams = max(self.num_block_tokens, 1), request.sampling.beams
+        block_size, beams = self.num_block_tokens, request.sampling.beams
         # Beams share the prompt's full blocks.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         state_tokens = max((each.link.num_state_tokens for each in self.members), default=0)

@@ -108,7 +108,7 @@ async def test_any_number_may_give_up_at_once(names: str) -> None:
     assert len(crowd.inside) == crowd.admission.running == min(2, 6 - len(names))
     await crowd.give_up("abcdef")
     for name in "xyz":
-        await crowd.enter(name, 50)
+        await crowd.enter(name, 48)
     assert crowd.inside == ["x", "y"], "all places and all of the cache are free again"
 
 
