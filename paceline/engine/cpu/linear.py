@@ -23,7 +23,7 @@ from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weig
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
 from paceline.engine.cpu.kernels.memory import Arena, map_region
 from paceline.engine.cpu.kernels.processor import has_features
-from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
+from paceline.engine.cpu.kernels.products import multiply_weights, pack_weights, unpack_weights
 from paceline.engine.cpu.kernels.quantised.dots import dots_address
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
@@ -200,19 +200,45 @@ class DraftInt8Linear(KernelLinear):
         return int8.DOT.is_available and MatrixUnitLinear.supports(weight)
 
 
-class Int8WeightLinear:
-    """int8 weights, one scale per output feature; activations are not rounded. For any processor."""
+class WideningLinear:
+    """Weights that the kernel widens to float32. Activations are not rounded. For any processor."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantised, self._scale = (each.numpy() for each in quantise(weight))
-        self._packed = pack_int8_weights(quantised)
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """weight: [out_features, in_features], int8 or bfloat16; scale: [out_features] float32."""
+        self._in_features = weight.shape[1]
+        self._packed = pack_weights(bits_of(weight))
+        self._scale = scale.numpy()
         self._bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        return multiply_int8_weights(x, self._packed, self._scale, self._bias, residual)
+        return multiply_weights(x, self._packed, self._scale, self._bias, residual)
+
+
+class WideningInt8Linear(WideningLinear):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(*quantise(weight), bias)
+
+
+class WideningBfloat16Linear(WideningLinear):
+    """Without AVX512 the library emulates bfloat16, which takes 3 to 6 times as long."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, torch.ones(weight.shape[0]), bias)
+
+    def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
+        """ids: [num_rows] -> [num_rows, in_features] bfloat16."""
+        return np.ascontiguousarray(unpack_weights(self._packed, ids)[:, : self._in_features])
+
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        return weight.dtype is torch.bfloat16
+
+
+# Their `rows` are the weights' own.
+BFLOAT16_LINEARS = MatrixUnitLinear | Bfloat16Linear | WideningBfloat16Linear
 
 
 class QuantisedLinear(KernelLinear):
@@ -312,7 +338,7 @@ def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
 
 def has_own_kernel(linear: CpuLinear) -> bool:
     """Whether an output feature's bits depend on its own weights alone. A library's may depend on the shape."""
-    return isinstance(linear, KernelLinear | Int8WeightLinear)
+    return isinstance(linear, KernelLinear | WideningLinear)
 
 
 def make_cpu_linear(
@@ -333,11 +359,13 @@ def make_cpu_linear(
     if quantization == "int8" and not batch_invariant and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
     if quantization == "int8":
-        return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
+        return Int8Linear(weight, bias) if int8.DOT.is_available else WideningInt8Linear(weight, bias)
     if MatrixUnitLinear.supports(weight):
         return MatrixUnitLinear(weight, bias)
     if Bfloat16Linear.supports(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.supports(weight):
         return PackedLinear(weight, bias)
+    if WideningBfloat16Linear.supports(weight):
+        return WideningBfloat16Linear(weight, bias)
     return PlainLinear(weight, bias)

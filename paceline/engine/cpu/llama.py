@@ -21,10 +21,9 @@ from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layer
 from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, cap_rows, rms_norm
 from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows
 from paceline.engine.cpu.linear import (
-    Bfloat16Linear,
+    BFLOAT16_LINEARS,
     CpuLinear,
     KernelLinear,
-    MatrixUnitLinear,
     QuantisedLinear,
     has_own_kernel,
     make_cpu_linear,
@@ -128,7 +127,7 @@ def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make:
         linear = head if head is not None else make((embedding,), None)
         assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
         return linear
-    if isinstance(head, Bfloat16Linear | MatrixUnitLinear):
+    if isinstance(head, BFLOAT16_LINEARS):
         return head
     return DenseRows(bits_of(embedding))
 

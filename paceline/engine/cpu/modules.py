@@ -21,7 +21,7 @@ from paceline.engine.cpu.kernels.attention import (
 )
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows, tensor_of
-from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, MatrixUnitLinear, QuantisedLinear, make_cpu_linear
+from paceline.engine.cpu.linear import BFLOAT16_LINEARS, CpuLinear, QuantisedLinear, make_cpu_linear
 from paceline.engine.cpu.paged_attention import CpuPagedAttention, make_layout
 from paceline.engine.cpu.states import CpuStates, plan_states, slot_bytes
 from paceline.engine.models.config import TextConfig
@@ -53,7 +53,7 @@ def _make_matrix(
 ) -> CpuMatrix:
     linear = make(weight, bias)
     rows: EmbeddingRows | None = None
-    if isinstance(linear, Bfloat16Linear | MatrixUnitLinear) or (
+    if isinstance(linear, BFLOAT16_LINEARS) or (
         isinstance(linear, QuantisedLinear) and not isinstance(weight, torch.Tensor)
     ):
         rows = linear

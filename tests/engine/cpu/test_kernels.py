@@ -9,7 +9,14 @@ from transformers import LlamaConfig
 from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
 from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, cap_rows, rms_norm
 from paceline.engine.cpu.kernels.scalars import bits_of, compiled, exp_of_negative, put, tensor_of, widen
-from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, Int8Linear, Int8WeightLinear, make_cpu_linear
+from paceline.engine.cpu.linear import (
+    Bfloat16Linear,
+    CpuLinear,
+    Int8Linear,
+    WideningBfloat16Linear,
+    WideningInt8Linear,
+    make_cpu_linear,
+)
 from paceline.engine.models.architectures import ACTIVATIONS
 from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
@@ -120,7 +127,7 @@ def test_products_with_int8_weights_alone_are_those_of_the_rounded_weights(
     x, residual = torch.randn(num_rows, in_features).to(dtype), torch.randn(num_rows, out_features).to(dtype)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     rounded = (weight / scale).round() * scale
-    linear = Int8WeightLinear(weight, bias)
+    linear = WideningInt8Linear(weight, bias)
     torch.testing.assert_close(
         multiplied(linear, x, residual).float(), x.float() @ rounded.T + bias + residual.float(),
         rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
@@ -168,20 +175,29 @@ def test_int8_products_are_those_of_the_rounded_weights_and_each_row_has_its_own
         check_rows_alone(linear, x, added, together)
 
 
-@pytest.mark.skipif(
-    not bfloat16.DOT.is_available, reason="this processor has no AVX512-BF16, so the library multiplies"
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            Bfloat16Linear,
+            marks=pytest.mark.skipif(not bfloat16.DOT.is_available, reason="this processor has no AVX512-BF16"),
+        ),
+        WideningBfloat16Linear,
+    ],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (576, 960), (2, 1), (130, 37)])
 def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bits(
-    in_features: int, out_features: int, has_bias: bool
+    kind: type[Bfloat16Linear | WideningBfloat16Linear], in_features: int, out_features: int, has_bias: bool
 ) -> None:
     generator = torch.Generator().manual_seed(in_features)
     weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
     bias = torch.randn(out_features, generator=generator).bfloat16() if has_bias else None
     x = torch.randn(2 * tiles.TILE_ROWS + 5, in_features, generator=generator).bfloat16()
     residual = torch.randn(x.shape[0], out_features, generator=generator).bfloat16()
-    linear = Bfloat16Linear(weight, bias)
+    linear = kind(weight, bias)
+    ids = np.array([out_features - 1, 0])
+    assert np.array_equal(linear.rows(ids, np.dtype(np.uint16)), bits_of(weight)[ids])
     product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     for added in (None, residual):
         expected = product if added is None else product + added.double()

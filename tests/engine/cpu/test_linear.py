@@ -14,17 +14,20 @@ from paceline.engine.cpu.linear import (
     CpuLinear,
     DraftInt8Linear,
     Int8Linear,
-    Int8WeightLinear,
     MatrixUnitLinear,
     PackedLinear,
     PlainLinear,
+    WideningBfloat16Linear,
+    WideningInt8Linear,
     make_cpu_linear,
 )
 from paceline.engine.threads import set_num_workers
 
 MAX_ROWS = 2048
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], CpuLinear]
-KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+KINDS: list[MakeLinear] = [
+    PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, WideningInt8Linear, WideningBfloat16Linear,
+]  # fmt: skip
 
 
 @compiled()
@@ -64,6 +67,8 @@ def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype)
         pytest.skip("for bfloat16 weights, on processors with AMX")
     if kind is PackedLinear and not PackedLinear.supports(torch.empty(2, 2, dtype=dtype)):
         pytest.skip("torch's library has no bfloat16 on this processor")
+    if kind is WideningBfloat16Linear and dtype is torch.float32:
+        pytest.skip("for bfloat16 weights")
     if kind is Int8Linear and not int8.DOT.is_available:
         pytest.skip("for processors with AVX512-VNNI")
     generator = torch.Generator().manual_seed(1)
@@ -71,7 +76,7 @@ def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype)
     x, residual = (torch.randn(20, width, generator=generator).to(dtype) for width in (64, 48))
     linear = kind(weight, bias)
     # Sums of size 10: int8 weights are off by half a step of 1/127 of the largest, bfloat16 is rounded to 8 bits.
-    tolerance = 0.5 if kind in (Int8Linear, Int8WeightLinear) else {torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype]
+    tolerance = 0.5 if kind in (Int8Linear, WideningInt8Linear) else {torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype]
     product = x.float() @ weight.float().T + bias.float()
     for added in (None, residual):
         y = multiplied(linear, x, added)

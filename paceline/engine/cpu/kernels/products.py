@@ -1,15 +1,16 @@
-"""Batch invariant products for attention and for int8 weights on any processor."""
+"""Batch invariant products for attention, and for int8 and bfloat16 weights on any processor."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import prange, types
+from numba import prange, typeof, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels import memory
 from paceline.engine.cpu.kernels.memory import LINE_BYTES, fetch_rows
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.quantised.writer import (
@@ -26,7 +27,7 @@ from paceline.engine.cpu.kernels.quantised.writer import (
 )
 from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled, put, widen
 
-# The sides of an int8 weight's tile.
+# The sides of a weight's tile.
 TILE = 64
 # Rows that are multiplied with a tile of weights together.
 TILE_ROWS = 12
@@ -132,22 +133,28 @@ def add_products(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
         first += count
 
 
-def pack_int8_weights(weight: Array) -> Array:
-    """Packs weight: [out_features, in_features] int8 as [num_tiles, in_features, TILE], padded to multiples of TILE."""
+def pack_weights(weight: Array) -> Array:
+    """Packs weight: [out_features, in_features] as [num_tiles, in_features, TILE], padded to multiples of TILE."""
     padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
     padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
-    return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
+    return memory.weights.keep(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
-def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
-    """Computes x (packed * scale)^T + bias + residual in float32: [num_rows, out_features].
+def unpack_weights(packed: Array, ids: Array) -> Array:
+    """Returns rows of packed weights: ids: [num_rows] -> [num_rows, padded in_features]."""
+    found: Array = packed[ids // TILE, :, ids % TILE]
+    return found
 
-    x: [num_rows, in_features]; scale: [out_features] float32; bias: [out_features] float32 or [0]; residual: [num_rows,
+
+def multiply_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
+    """Computes x (packed * scale)^T + bias + residual in float32: [num_rows, out_features] of x's dtype.
+
+    x: [num_rows, in_features]; packed: int8 or bfloat16; scale: [out_features] float32; bias: [out_features] float32 or [0]; residual: [num_rows,
     out_features] or None.
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
-    weights = types.int8[:, ::1]
+    weights = typeof(packed[0])
     products_at = address_of(add_products, types.float32[:, :], weights, weights, types.float32[:, ::1])
     _multiply_weights(products_at, x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
     return out
