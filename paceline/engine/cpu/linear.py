@@ -23,7 +23,13 @@ from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weig
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
 from paceline.engine.cpu.kernels.memory import Arena, map_region
 from paceline.engine.cpu.kernels.processor import has_features
-from paceline.engine.cpu.kernels.products import multiply_weights, pack_weights, unpack_weights
+from paceline.engine.cpu.kernels.products import (
+    PackedWeights,
+    multiply_weights,
+    pack_weights,
+    products_address,
+    unpack_weights,
+)
 from paceline.engine.cpu.kernels.quantised.dots import dots_address
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
@@ -206,15 +212,15 @@ class WideningLinear:
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features], int8 or bfloat16; scale: [out_features] float32."""
         self._in_features = weight.shape[1]
-        self._packed = pack_weights(bits_of(weight))
-        self._scale = scale.numpy()
-        self._bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
+        packed = pack_weights(bits_of(weight))
+        bias_row = np.empty(0, np.float32) if bias is None else bias.float().numpy()
+        self._weights = PackedWeights(packed, scale.numpy(), bias_row, products_address(packed))
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        return multiply_weights(x, self._packed, self._scale, self._bias, residual)
+        return multiply_weights(x, self._weights, residual)
 
 
 class WideningInt8Linear(WideningLinear):
@@ -230,7 +236,7 @@ class WideningBfloat16Linear(WideningLinear):
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
         """ids: [num_rows] -> [num_rows, in_features] bfloat16."""
-        return np.ascontiguousarray(unpack_weights(self._packed, ids)[:, : self._in_features])
+        return np.ascontiguousarray(unpack_weights(self._weights.packed, ids)[:, : self._in_features])
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Batch invariant products for attention, and for int8 and bfloat16 weights on any processor."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -146,24 +146,33 @@ def unpack_weights(packed: Array, ids: Array) -> Array:
     return found
 
 
-def multiply_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
+class PackedWeights(NamedTuple):
+    packed: Array  # int8 or bfloat16, from `pack_weights`
+    scale: Array  # [out_features] float32
+    bias: Array  # [out_features] float32, or [0]
+    products_at: int  # `products_address`
+
+
+def products_address(packed: Array) -> int:
+    """Returns the address of `add_products` for packed weights."""
+    weights = typeof(packed[0])
+    return address_of(add_products, types.float32[:, :], weights, weights, types.float32[:, ::1])
+
+
+def multiply_weights(x: Array, weights: PackedWeights, residual: Array | None) -> Array:
     """Computes x (packed * scale)^T + bias + residual in float32: [num_rows, out_features] of x's dtype.
 
-    x: [num_rows, in_features]; packed: int8 or bfloat16; scale: [out_features] float32; bias: [out_features] float32 or [0]; residual: [num_rows,
-    out_features] or None.
+    x: [num_rows, in_features]; residual: [num_rows, out_features] or None.
     """
-    out = np.empty((x.shape[0], scale.size), x.dtype)
-    wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
-    weights = typeof(packed[0])
-    products_at = address_of(add_products, types.float32[:, :], weights, weights, types.float32[:, ::1])
-    _multiply_weights(products_at, x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
+    out = np.empty((x.shape[0], weights.scale.size), x.dtype)
+    wide = np.empty((x.shape[0], weights.packed.shape[1]), np.float32)
+    _multiply_weights(x, wide, weights, out[:, :0] if residual is None else residual, out)
     return out
 
 
 @compiled(parallel=True)
-def _multiply_weights(
-    products_at: int, x: Array, wide: Array, packed: Array, scale: Array, bias: Array, residual: Array, out: Array
-) -> None:
+def _multiply_weights(x: Array, wide: Array, weights: PackedWeights, residual: Array, out: Array) -> None:
+    packed, scale, bias, products_at = weights
     num_rows, num_features = x.shape
     for row in prange(num_rows):
         for i in range(num_features):
