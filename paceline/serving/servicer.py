@@ -61,8 +61,7 @@ class ModelServicer(ABC):
         self._instance_id = secrets.token_hex(8)
         model = engine.model
         self._grammars = GrammarEngine(engine.tokenizer_files["tokenizer.json"], model.vocab_size, model.eos_token_ids)
-        self._measuring = asyncio.Lock()
-        self._forward_times: list[tuple[int, float]] = []
+        self._forward_times: asyncio.Task[list[tuple[int, float]]] | None = None
         self._sessions: dict[str, EngineSession] = {}
         self._streams: set[Stream] = set()
         self._is_draining = False
@@ -112,11 +111,7 @@ class ModelServicer(ABC):
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         engine = self._engine
-        async with self._measuring:
-            if not self._forward_times:
-                # At the first call: while services start, whatever else starts would be in the times.
-                self._forward_times = await engine.worker.call(engine.measure_forward_times)
-                engine.worker.load.expect(self._forward_times)
+        forward_times = await self.forward_times()
         return model_pb2.ModelCard(
             name=engine.config.model,
             dtype=engine.config.dtype,
@@ -141,12 +136,27 @@ class ModelServicer(ABC):
             kv_cache_dtype=engine.config.kv_dtype,
             forward_times=[
                 model_pb2.ForwardTime(num_tokens=num_tokens, microseconds=seconds * 1e6)
-                for num_tokens, seconds in self._forward_times
+                for num_tokens, seconds in forward_times
             ],
             num_mask_tokens=engine.num_masks,
             multi_steps=engine.multi_steps,
             grammar_engine=GRAMMAR_ENGINE,
         )
+
+    async def forward_times(self) -> list[tuple[int, float]]:
+        """Returns (tokens, seconds) of forwards, measured at the first call: while services start, they disturb each other.
+
+        For a large model on a busy machine that takes longer than a caller waits: the next call finds what this one began.
+        """
+        times = self._forward_times
+        if times is None or (times.done() and (times.cancelled() or times.exception())):
+            times = self._forward_times = asyncio.create_task(self._measure())
+        return await asyncio.shield(times)
+
+    async def _measure(self) -> list[tuple[int, float]]:
+        times = await self._engine.worker.call(self._engine.measure_forward_times)
+        self._engine.worker.load.expect(times)
+        return times
 
     async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         for name, data in self._engine.tokenizer_files.items():
