@@ -82,7 +82,8 @@ demo-pools: setup
 identity: setup
 	$(BIN)/python -m tests.identity
 
-# Distributions of many generations, and the GPU engine's long cases in Triton's interpreter (half an hour).
+# Distributions of many generations, batch invariance through all layers, and the GPU engine's long cases in Triton's
+# interpreter (an hour).
 campaigns: setup .triton/.ready
 	$(BIN)/pytest $(BOTH_CORES) -m campaign
 

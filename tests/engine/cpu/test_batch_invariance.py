@@ -15,7 +15,6 @@ from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.cpu.llama import CpuLlama
 from tests.engine.feeding import Feeder, Rows, load_llama
-from tests.slices import slice_of
 
 BLOCK_SIZE = 64
 LONG = 600
@@ -38,7 +37,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=slice_of(KINDS, lambda kind: kind in ("bfloat16", "int8 cache")))
+def _mark(kind: str) -> pytest.MarkDecorator | tuple[()]:
+    if kind.removesuffix(", whole") in KINDS and kind.endswith(", whole"):
+        return pytest.mark.campaign
+    return () if kind in ("bfloat16", "int8 cache") else pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=_mark(kind)) for kind in KINDS])
 def model(request: pytest.FixtureRequest) -> CpuLlama:
     """The real model, not a tiny one: the library picks its kernels by the shapes."""
     dtype, quantization, cache, num_layers = KINDS[request.param]
