@@ -19,15 +19,16 @@ FIRST_HOLD_S = 1.0
 
 class Admission:
     def __init__(self, max_num_seqs: int, max_queue_size: int, has_room: Callable[[int], bool]) -> None:
-        """`has_room` returns whether a target can take a generation of so many tokens (`Pool.has_room`).
+        """`has_room`: whether a target can take a generation of this many tokens (`Pool.has_room`).
 
-        `admit_waiting` is to be called when one may have come to have room.
+        Call `admit_waiting` whenever a target may have gained room.
         """
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
         self._has_room = has_room
-        # Whether one that waited was admitted and has yet to take its room, at once when its task runs.
+        # Whether an admitted generation has yet to take its room, which it does when its task runs: until then `has_room`
+        # does not count it.
         self._is_entering = False
         # Waiting generations in order of arrival, with the cache tokens each needs.
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -35,7 +36,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, num_tokens: int) -> AsyncIterator[None]:
-        """Holds a slot. Its holder is to take the tokens (`Place`) before it awaits anything.
+        """Holds a slot. The caller must take the tokens (`Place`) before it awaits anything.
 
         Raises ResourceExhausted with a retry delay if the queue is full.
         """

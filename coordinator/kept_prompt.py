@@ -21,7 +21,7 @@ from paceline.speculation import SpeculationParams
 log = logging.getLogger(__name__)
 # Interval at which the target's connection is looked at.
 INTERVAL_S = 0.5
-# Pause after the prompt could not be read.
+# Pause after a failed read: the target may be busy.
 RETRY_S = 10.0
 
 
@@ -43,7 +43,7 @@ class KeptPrompt:
 
     async def keep(self, targets: TargetPool, read: Callable[[Request, Member], Awaitable[None]]) -> None:
         """Reads the prompt each time a target has come up. `read`: into that target's cache."""
-        # At which it was read last. Members that have left the list are forgotten.
+        # Epoch of each member's last read. Weak keys: members that leave the list are forgotten.
         epochs: WeakKeyDictionary[Member, int] = WeakKeyDictionary()
         while True:
             for member in list(targets.members) if self._request is not None else ():
@@ -57,7 +57,7 @@ class KeptPrompt:
             await asyncio.sleep(INTERVAL_S)
 
     async def _read_into_cache(self, read: Callable[[Request, Member], Awaitable[None]], member: Member) -> bool:
-        """Returns whether the prompt is cached now. After an error it waits: the target may be busy."""
+        """Returns whether the prompt is cached now."""
         assert self._request is not None
         try:
             await read(self._request, member)

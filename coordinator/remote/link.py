@@ -86,7 +86,7 @@ class Link(Generic[Command, Answer]):
         self.load = ServerLoad()
         self._demand = (0, 0)
         self.device_ids = frozenset[str]()
-        # Another after the server was started again.
+        # The server's instance id: it changes with every start.
         self.process = ""
         self.epoch = 0
         self._check_card = check_card
@@ -144,7 +144,7 @@ class Link(Generic[Command, Answer]):
 
     @property
     def num_state_tokens(self) -> int:
-        """Returns how many tokens of its cache come with a recurrent state; 0 if there are none, or nothing is known of it."""
+        """Returns the cache's tokens per recurrent state; 0 if the model has none, or its card was never seen."""
         if self.card is None or self.card.num_states == 0:
             return 0
         return -(-self.card.total_blocks * self.card.block_size // self.card.num_states)
@@ -162,7 +162,7 @@ class Link(Generic[Command, Answer]):
 
     @property
     def demand(self) -> tuple[int, int]:
-        """What this client's generations need there: how many they are, and tokens. The server tells its other clients."""
+        """Returns the number of this client's generations and the tokens they need; the server tells its other clients."""
         return self._demand
 
     @demand.setter

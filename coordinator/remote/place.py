@@ -111,7 +111,7 @@ class Place(Generic[Command, Answer]):
         self._member.known.drop(self._digests[num_tokens // self._pool.num_block_tokens :])
 
     def release(self) -> None:
-        """Leaves the member, which keeps in its cache what was fed there."""
+        """Leaves the member. What was fed there stays in its prefix cache."""
         if self.link.is_up and self.num_fed:
             self._member.known.add(self._digests[: self.num_fed // self._pool.num_block_tokens])
         self._leave()
@@ -121,7 +121,7 @@ class Place(Generic[Command, Answer]):
 
     @property
     def _digests(self) -> Sequence[bytes]:
-        """Returns those of the context's whole blocks; none where nothing is to be chosen or a block's size is unknown."""
+        """Returns digests of the context's whole blocks; none if there is no choice or the block size is unknown."""
         num_block_tokens = self._pool.num_block_tokens
         if num_block_tokens > 1 and len(self._pool.members) > 1:
             new = block_digests(self._known_digests, self._tokens, self._salt, num_block_tokens)
@@ -138,7 +138,7 @@ class Place(Generic[Command, Answer]):
         # An attribute for speed.
         self.link: Link[Command, Answer] = member.link
         self._member = member
-        # Tokens of the context that the member has read, its cache's included.
+        # Tokens of the context in the member's cache after its last answer.
         self.num_fed = 0
 
     def _leave(self) -> None:

@@ -162,9 +162,9 @@ class Pool(Generic[Command, Answer]):
         return sum(free for free, _ in cards), sum(total for _, total in cards)
 
     def num_reserved_tokens(self, request: Request) -> int:
-        """Returns the most tokens of a cache that a request may come to hold, in whole blocks.
+        """Returns how many tokens of a cache a request needs at most, in whole blocks.
 
-        Each of its sequences counts at least as many as come with a recurrent state.
+        Each sequence counts at least `num_state_tokens`, so that sequences never outnumber recurrent states.
         """
         block_size, beams = self.num_block_tokens, request.sampling.beams
         # Beams share the prompt's full blocks.
@@ -187,9 +187,9 @@ class Pool(Generic[Command, Answer]):
         return "; ".join(each.link.absence for each in self.members)
 
     def has_room(self, num_tokens: int) -> bool:
-        """Returns whether a generation of so many tokens fits at a member. One larger than the cache runs there alone.
+        """Returns whether a member has room for a generation of `num_tokens` tokens. One larger than the cache runs alone.
 
-        While no member serves, those that are away count: generations wait for them.
+        While no member serves, absent ones count, and generations wait for them.
         """
         return any(not each.num_placed or num_tokens <= each.num_free_tokens for each in self._usable() or self.members)
 
@@ -225,7 +225,7 @@ class Pool(Generic[Command, Answer]):
         return max((each.link.num_block_tokens for each in self.members), default=1)
 
     def _usable(self, model: str = "") -> list[Member[Command, Answer]]:
-        """Returns the open members with the model; without one, those that serve but are about to end."""
+        """Returns the open members with the model; if there are none, the draining ones."""
         serving = [each for each in self.members if each.is_serving and each.has(model)]
         return [each for each in serving if each.is_open] or serving
 

@@ -229,7 +229,7 @@ class WideningInt8Linear(WideningLinear):
 
 
 class WideningBfloat16Linear(WideningLinear):
-    """Without AVX512 the library emulates bfloat16, which takes 3 to 6 times as long."""
+    """Without AVX512 the library emulates bfloat16, which takes 4 to 10 times as long."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, torch.ones(weight.shape[0]), bias)

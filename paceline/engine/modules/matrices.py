@@ -62,7 +62,7 @@ def _embedding(ids: torch.Tensor, weight: MatrixWeight, *unused: Any, **names: A
 
 def _converted(weight: MatrixWeight, *to: Any, **named: Any) -> MatrixWeight:
     given = (each for each in (*to, *named.values()) if isinstance(each, torch.dtype | torch.Tensor))
-    # A tensor stands for its dtype; a device alone changes nothing.
+    # `to` also takes a tensor, for its dtype, or only a device.
     dtype = next((getattr(each, "dtype", each) for each in given), weight.dtype)
     if dtype == weight.dtype:
         return weight

@@ -1,4 +1,4 @@
-"""The forward of transformers' modules, and the probe: a forward of a row that finds out what each layer is."""
+"""Runs transformers' modules, and probes with one row whether each layer is attention or recurrent."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Eviction: which sequence gives up its blocks, and its recurrent state, for another.
 
-When the cache is full, or no state is free, the youngest idle sequences of all sessions lose theirs. A sequence is evicted only for an
-older one, so the oldest always finish; otherwise sequences would evict and replay one another forever. One that has
-been idle for long, and may never come back, can be evicted for any other.
+When the cache is full, or no state is free, the youngest idle sequences of all sessions lose theirs. A sequence is
+evicted only for an older one, so the oldest always finish; otherwise sequences would evict and replay one another
+forever. One that has been idle for long, and may never come back, can be evicted for any other.
 
 An evicted sequence has length 0. Its next command fails with the cache's length, and its coordinator sends the whole
 context again.

@@ -38,7 +38,8 @@ KINDS = {
 
 
 def _mark(kind: str) -> pytest.MarkDecorator | tuple[()]:
-    if kind.removesuffix(", whole") in KINDS and kind.endswith(", whole"):
+    few = kind.removesuffix(", whole")
+    if few != kind and few in KINDS:
         return pytest.mark.campaign
     return () if kind in ("bfloat16", "int8 cache") else pytest.mark.slow
 
