@@ -2,13 +2,16 @@
 
 python -m benchmarks.affinity [--targets 4] [--conversations 16] [--turns 5]
 
-All conversations run at once, each with a text of its own, and send their turns one after the other.
+All conversations run at once, each with a text of its own, and send their turns one after the other. They begin when all
+targets are connected: the first to come up would get them all.
 """
 
 import argparse
 import asyncio
+from urllib.request import urlopen
 
 from benchmarks.deployment import embedded_pair
+from benchmarks.gateway import free_port
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
@@ -21,10 +24,11 @@ NUM_CHARACTERS = 1200
 
 async def cached_fraction(num_targets: int, num_conversations: int, num_turns: int) -> float:
     """Returns the cached part of all prompts' tokens but the first turns'."""
-    async with embedded_pair("none", num_targets=num_targets, max_model_len=4096, kv_cache_memory="256MiB") as (
-        _,
-        client,
-    ):
+    metrics = f"127.0.0.1:{free_port()}"
+    options = {"front": {"metrics": metrics}, "max_model_len": 4096, "kv_cache_memory": "256MiB"}
+    async with embedded_pair("none", num_targets=num_targets, **options) as (_, client):
+        while await asyncio.to_thread(_num_up, metrics) < num_targets:
+            await asyncio.sleep(0.1)
         text = OWN_PROMPTS.read_text()
 
         async def converse(number: int) -> tuple[int, int]:
@@ -34,6 +38,12 @@ async def cached_fraction(num_targets: int, num_conversations: int, num_turns: i
 
         counts = await asyncio.gather(*(converse(number) for number in range(num_conversations)))
     return sum(cached for cached, _ in counts) / sum(total for _, total in counts)
+
+
+def _num_up(metrics: str) -> int:
+    with urlopen(f"http://{metrics}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return sum(line.startswith("paceline_server_up{") and line.endswith(" 1.0") for line in lines)
 
 
 async def _turns(client: AsyncClient, chat: list[dict[str, str]], num_turns: int) -> tuple[int, int]:
