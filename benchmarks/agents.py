@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.deployment import DRAFT, embedded_pair
 from paceline.client import AsyncClient, Completion
 from paceline.loadtest.workload import OFF
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 DOCUMENTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "documents").glob("*.txt"))}
 SHOWN_LINES = 5
@@ -62,9 +62,9 @@ class Agents:
     async def _answer(self, client: AsyncClient, prompt: str, tokens: int) -> Completion:
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
         first_s, completion = 0.0, Completion()
-        async for piece in client.stream(prompt, sampling, self.speculation, raw=True, cache_salt=self.salt):
+        async for chunk in client.stream(prompt, sampling, self.speculation, raw=True, cache_salt=self.salt):
             first_s = first_s or time.perf_counter()
-            completion.add(piece)
+            completion.add(chunk)
         assert completion.finish is not None
         self.seconds += time.perf_counter() - first_s
         self.tokens += len(completion.token_ids) - 1

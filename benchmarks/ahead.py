@@ -2,7 +2,7 @@
 
 python -m benchmarks.ahead [--tokens 300] [--turns 3]
 
-The model servers are fakes that sleep: the target V for a forward, the draft server a step for each of k drafts, or for all
+The model servers are fakes that sleep: the target V for a forward pass, the draft server a step for each of k drafts, or for all
 of them. A draft is right with probability alpha, by its position alone, so all runs have the same rounds. The coordinators are
 real; one is told that both servers share a device, and never drafts ahead, another that others keep the draft server busy. They
 take turns, and medians are told, with the speed-up that follows from
@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks.coordinator import VOCAB_SIZE, InstantServer, serve_until_signal
 from paceline.client import AsyncClient
 from paceline.rpc.server import run
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
-from paceline.v1 import draft_pb2, model_pb2, target_pb2
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
+from paceline.v1 import model_pb2
 from tests.services import running, start_service
 
 # The draft server's device, and how busy others keep it.
@@ -56,7 +56,7 @@ class Case:
         return in_turns_s / (in_turns_s - chance * (draft_s - late_s))
 
     def __str__(self) -> str:
-        step = f"one forward of {self.step_s * 1e3:g}" if self.in_parallel else f"step {self.step_s * 1e3:g}"
+        step = f"one forward pass of {self.step_s * 1e3:g}" if self.in_parallel else f"step {self.step_s * 1e3:g}"
         return f"V {self.verify_s * 1e3:g} ms, {step} ms, alpha {self.alpha}, k {self.num_drafts}"
 
 
@@ -76,15 +76,17 @@ def token_at(position: int) -> int:
 class SleepingServer(InstantServer):
     """Answers after as long as a model would take. A Truncate to its start drops a draft after the step that runs."""
 
-    def __init__(self, case: Case, device_id: str, busy: float, *parts: Any) -> None:
+    def __init__(self, case: Case, device_id: str, utilization: float, *parts: Any) -> None:
         super().__init__(*parts)
-        self._case, self._device_id, self._busy = case, device_id, busy
+        self._case, self._device_id, self._utilization = case, device_id, utilization
         # When the step that runs ends.
         self._free_s = 0.0
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         responses: asyncio.Queue[Any] = asyncio.Queue()
-        responses.put_nowait(self._response_class(hello=model_pb2.Hello(session_id="fake", instance_id="fake")))
+        responses.put_nowait(
+            model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake", instance_id="fake"))
+        )
         tasks = [asyncio.create_task(each) for each in (self._read(requests, responses), self._beat(responses))]
         try:
             while True:
@@ -95,7 +97,7 @@ class SleepingServer(InstantServer):
 
     async def _beat(self, responses: asyncio.Queue[Any]) -> None:
         while True:
-            responses.put_nowait(self._response_class(load=model_pb2.Load(busy=self._busy)))
+            responses.put_nowait(model_pb2.SessionResponse(load=model_pb2.Load(utilization=self._utilization)))
             await asyncio.sleep(1.0)
 
     async def _read(self, requests: AsyncIterator[Any], responses: asyncio.Queue[Any]) -> None:
@@ -125,43 +127,45 @@ class SleepingServer(InstantServer):
             # A step that runs goes on if its job is dropped.
             ends_s = self._free_s = max(ends_s, self._free_s) + case.step_s
             await asyncio.sleep(ends_s - now_s())
-        response = self._response_class()
+        response = model_pb2.SessionResponse()
         proposal = response.answers.add(command_id=command.command_id).proposal
         for position in range(begin, begin + num_drafts):
             is_right = random.Random(position).random() < case.alpha
             proposal.tokens.append(token_at(position) if is_right else 32)
         proposal.num_fed_drafts = 0 if case.in_parallel else num_drafts - 1
-        proposal.computed_us = int(case.draft_s(num_drafts) * 1e6)
+        proposal.compute_us = int(case.draft_s(num_drafts) * 1e6)
         responses.put_nowait(response)
 
     async def _verify(self, command: Any, responses: asyncio.Queue[Any]) -> None:
         await asyncio.sleep(self._case.verify_s)
-        verify, response = command.verify, self._response_class()
+        verify, response = command.verify, model_pb2.SessionResponse()
         begin = verify.position + len(verify.tail_tokens)
-        verdict = response.answers.add(command_id=command.command_id).verdict
-        verdict.tokens.extend(map(token_at, range(begin, begin + len(verify.draft_tokens) + 1)))
-        verdict.computed_us = int(self._case.verify_s * 1e6)
+        verify_result = response.answers.add(command_id=command.command_id).verify_result
+        verify_result.tokens.extend(map(token_at, range(begin, begin + len(verify.draft_tokens) + 1)))
+        verify_result.compute_us = int(self._case.verify_s * 1e6)
         responses.put_nowait(response)
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        card = await super().Describe(request, context)
-        is_draft = self._response_class is draft_pb2.DraftResponse
+        model_info = await super().Describe(request, context)
+        is_draft = self._role == "draft"
         microseconds = (self._case.step_s if is_draft else self._case.verify_s) * 1e6
-        card.forward_times.extend(model_pb2.ForwardTime(num_tokens=size, microseconds=microseconds) for size in (1, 32))
-        card.device_ids.append(self._device_id)
+        model_info.forward_times.extend(
+            model_pb2.ForwardTime(num_tokens=size, microseconds=microseconds) for size in (1, 32)
+        )
+        model_info.device_ids.append(self._device_id)
         if is_draft and self._case.in_parallel:
-            card.num_mask_tokens = 15
-        return card
+            model_info.num_mask_tokens = 15
+        return model_info
 
 
 def serve_fakes(folder: str, case: Case, files: dict[str, bytes]) -> None:
     """Serves a target and a draft for each way until SIGTERM."""
 
-    def fake(module: Any, service: str, device_id: str, busy: float = 0.0) -> SleepingServer:
-        return SleepingServer(case, device_id, busy, module, service, files, multiprocessing.Value("q", 0))
+    def fake(role: str, device_id: str, utilization: float = 0.0) -> SleepingServer:
+        return SleepingServer(case, device_id, utilization, role, files, multiprocessing.Value("q", 0))
 
-    fakes: dict[str, InstantServer] = {"target": fake(target_pb2, "Target", "one")}
-    fakes |= {way: fake(draft_pb2, "Draft", *server) for way, server in WAYS.items()}
+    fakes: dict[str, InstantServer] = {"target": fake("target", "one")}
+    fakes |= {way: fake("draft", *server) for way, server in WAYS.items()}
     run(lambda: serve_until_signal(folder, fakes))
 
 
@@ -181,18 +185,18 @@ async def compare(case: Case, files: dict[str, bytes], tokens: int, turns: int) 
         fakes.start()
         stack.callback(fakes.join)
         stack.callback(fakes.terminate)
-        fronts = {}
+        coordinators = {}
         for way in WAYS:
             flags = ("--draft", f"unix:{folder}/{way}.sock", "--target", f"unix:{folder}/target.sock")
             address = f"unix:{folder}/coordinator {way}.sock"
-            fronts[way] = start_service("coordinator", Path(folder), *flags, address=address)
-            stack.enter_context(running(fronts[way]))
+            coordinators[way] = start_service("coordinator", Path(folder), *flags, address=address)
+            stack.enter_context(running(coordinators[way]))
             await measure(address, case.num_drafts, tokens=50)
         found: dict[str, list[tuple[float, float, list[int]]]] = {way: [] for way in (PLAIN, *WAYS)}
         for _ in range(turns):
-            found[PLAIN].append(await measure(fronts["in turns"].address, 0, tokens))
-            for way, front in fronts.items():
-                found[way].append(await measure(front.address, case.num_drafts, tokens))
+            found[PLAIN].append(await measure(coordinators["in turns"].address, 0, tokens))
+            for way, coordinator in coordinators.items():
+                found[way].append(await measure(coordinator.address, case.num_drafts, tokens))
         _, *speeds = (median(each[0] for each in of_way) for of_way in found.values())
         plain_s, in_turns_s, *_ = (median(each[1] for each in of_way) for of_way in found.values())
         same = len({tuple(each[2]) for of_way in found.values() for each in of_way}) == 1

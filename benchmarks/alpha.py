@@ -27,8 +27,8 @@ from paceline.client import Completion  # noqa: E402
 from paceline.engine.cpu.sampler import CpuSampler  # noqa: E402
 from paceline.engine.sampling.specs import SampleTruncated, TruncatedSample  # noqa: E402
 from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
-from paceline.sampling import SamplingParams  # noqa: E402
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams  # noqa: E402
+from paceline.sampling_params import SamplingParams  # noqa: E402
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0)

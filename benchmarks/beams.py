@@ -19,8 +19,8 @@ from benchmarks.prompts import spread_prompts
 from benchmarks.reference import load_reference
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams, parse_draft_length
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams, parse_draft_length
 
 PLAIN = SpeculationParams(enabled=False)
 

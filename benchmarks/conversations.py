@@ -17,8 +17,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS, PLAIN, SPECULATIVE
 from paceline.client import AsyncClient, Completion, Prompt
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 # Characters per token of the project's prompts.
 CHARACTERS_PER_TOKEN = 3.6
@@ -43,9 +43,9 @@ async def timed_turn(
     """Returns the answer, and milliseconds to its first token."""
     completion, first_ms = Completion(), 0.0
     started_s = time.perf_counter()
-    async for piece in client.stream(messages, SamplingParams(max_tokens=tokens, ignore_eos=True), speculation):
+    async for chunk in client.stream(messages, SamplingParams(max_tokens=tokens, ignore_eos=True), speculation):
         first_ms = first_ms or (time.perf_counter() - started_s) * 1e3
-        completion.add(piece)
+        completion.add(chunk)
     return completion, first_ms
 
 

@@ -3,7 +3,7 @@
 python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 400] [--targets 1,4] [--turns 3]
 
 The model servers are fakes that answer at once, since forwards would hide the coordinator's cost: every draft is
-accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinators, one for each number of targets, and their
+accepted, a round is a proposal of 4 and a verify result of 5 tokens. The coordinators, one for each number of targets, and their
 streams are real; they take turns, and medians are told.
 """
 
@@ -19,10 +19,11 @@ from statistics import median
 from typing import Any
 
 from paceline.client import AsyncClient
+from paceline.rpc.model_messages import PROTOCOL_VERSION
 from paceline.rpc.server import Server, run, wait_for_signal
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
-from paceline.v1 import draft_pb2, model_pb2, target_pb2
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
+from paceline.v1 import model_pb2
 from tests.services import Service, running, start_service
 
 VOCAB_SIZE = 512
@@ -33,16 +34,15 @@ TOKEN = 97
 class InstantServer:
     """Answers every command with tokens of one kind; counts messages."""
 
-    def __init__(self, module: Any, service: str, files: dict[str, bytes], messages: Any) -> None:
-        self.service = module.DESCRIPTOR.services_by_name[service]
-        self._response_class = getattr(module, f"{service}Response")
+    def __init__(self, role: str, files: dict[str, bytes], messages: Any) -> None:
+        self._role = role
         self._files = files
         self._messages = messages
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        yield self._response_class(hello=model_pb2.Hello(session_id="fake", instance_id="fake"))
+        yield model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake", instance_id="fake"))
         async for request in requests:
-            response = self._response_class()
+            response = model_pb2.SessionResponse()
             self._messages.value += 1
             for command in request.commands:
                 self._answer(command, response)
@@ -55,21 +55,21 @@ class InstantServer:
             return
         answer = response.answers.add(command_id=command.command_id)
         if kind == "open":
-            answer.opened.SetInParent()
+            answer.open_ack.SetInParent()
         elif kind == "propose":
             answer.proposal.tokens.extend([TOKEN] * command.propose.num_draft_tokens)
         else:
-            answer.verdict.tokens.extend([TOKEN] * (len(command.verify.draft_tokens) + 1))
+            answer.verify_result.tokens.extend([TOKEN] * (len(command.verify.draft_tokens) + 1))
 
     async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(
-            name="fake", dtype="none", vocab_size=VOCAB_SIZE, max_model_len=8192, protocol_version=1,
-            tokenizer_fingerprint="fake", instance_id="fake", block_size=64, total_blocks=1 << 20,
+        return model_pb2.ModelInfo(
+            name="fake", dtype="none", vocab_size=VOCAB_SIZE, max_model_len=8192, protocol_version=PROTOCOL_VERSION,
+            tokenizer_fingerprint="fake", instance_id="fake", role=self._role, block_size=64, total_blocks=1 << 20,
         )  # fmt: skip
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
         for name, data in self._files.items():
-            yield model_pb2.TokenizerPiece(file_name=name, data=data)
+            yield model_pb2.TokenizerChunk(file_name=name, data=data)
 
     async def Truncate(self, request: Any, context: Any) -> Any:
         return model_pb2.TruncateResponse()
@@ -80,9 +80,9 @@ class InstantServer:
 
 def serve_fakes(folder: str, num_targets: int, files: dict[str, bytes], messages: Any) -> None:
     """Serves a draft and the targets until SIGTERM, in a process that the coordinator's figures exclude."""
-    fakes = {"draft": InstantServer(draft_pb2, "Draft", files, messages)}
+    fakes = {"draft": InstantServer("draft", files, messages)}
     for number in range(num_targets):
-        fakes[f"target-{number}"] = InstantServer(target_pb2, "Target", files, messages)
+        fakes[f"target-{number}"] = InstantServer("target", files, messages)
     run(lambda: serve_until_signal(folder, fakes))
 
 
@@ -90,7 +90,7 @@ async def serve_until_signal(folder: str, fakes: Mapping[str, InstantServer]) ->
     servers = []
     for name, fake in fakes.items():
         server = Server(f"unix:{folder}/{name}.sock")
-        server.add_service(fake.service, fake)
+        server.add_service(model_pb2.DESCRIPTOR.services_by_name["Model"], fake)
         await server.start()
         servers.append(server)
     await wait_for_signal()
@@ -134,19 +134,21 @@ async def main() -> None:
     fakes.start()
     try:
         with ExitStack() as stack:
-            fronts: dict[int, Service] = {}
+            coordinators: dict[int, Service] = {}
             for count in counts:
                 targets = ",".join(f"unix:{folder}/target-{number}.sock" for number in range(count))
                 flags = ("--draft", f"unix:{folder}/draft.sock", "--target", targets)
                 address = f"unix:{folder}/coordinator-{count}.sock"
-                fronts[count] = start_service("coordinator", Path(folder), *flags, address=address)
-                stack.enter_context(running(fronts[count]))
+                coordinators[count] = start_service("coordinator", Path(folder), *flags, address=address)
+                stack.enter_context(running(coordinators[count]))
             for at_once in (int(each) for each in arguments.at_once.split(",")):
                 found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
                 for _ in range(arguments.turns):
-                    for count, front in fronts.items():
+                    for count, coordinator in coordinators.items():
                         found[count].append(
-                            await measure(front.address, front.process.pid, messages, at_once, arguments.tokens)
+                            await measure(
+                                coordinator.address, coordinator.process.pid, messages, at_once, arguments.tokens
+                            )
                         )
                 for count, turns in found.items():
                     each_us, num_messages = (median(values) for values in zip(*turns, strict=True))

@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.services import running, start_service
 
 
@@ -26,8 +26,8 @@ async def count_tokens(client: AsyncClient, number: int, speculation: Speculatio
     params = SamplingParams(max_tokens=1000, ignore_eos=True)
     num_tokens = 0
     async with contextlib.aclosing(client.stream(f"Tell me story number {number}.", params, speculation)) as pieces:
-        async for piece in pieces:
-            num_tokens += len(piece.token_ids)
+        async for chunk in pieces:
+            num_tokens += len(chunk.token_ids)
             if time.perf_counter() > until_s:
                 break
     return num_tokens
@@ -57,9 +57,9 @@ async def main() -> None:
         for _ in range(1, max(len(group) for group in groups)):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-bench-")))
             servers = ("--target", services.addresses["target"], "--draft", services.addresses["draft"])
-            front = start_service("coordinator", folder, *servers)
-            stack.enter_context(running(front))
-            clients.append(await stack.enter_async_context(AsyncClient(front.address)))
+            coordinator = start_service("coordinator", folder, *servers)
+            stack.enter_context(running(coordinator))
+            clients.append(await stack.enter_async_context(AsyncClient(coordinator.address)))
         for counts in groups:
             for name, speculation in (("plain", PLAIN), ("k = 4", SPECULATIVE)):
                 each = await shares(clients[: len(counts)], counts, speculation, arguments.seconds)

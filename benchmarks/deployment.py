@@ -19,20 +19,20 @@ DRAFT: str = DraftSettings.model_fields["model"].default
 async def embedded_pair(
     draft: str = DRAFT,
     remembers: bool = True,
-    front: Mapping[str, Any] | None = None,
+    coordinator_settings: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     num_targets: int = 1,
     **servers: Any,
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
     """Runs the default target, and `draft`, which may be "none".
 
-    `front`: settings of the coordinator; `target`: of the target server; `servers`: of both model servers; `remembers`:
-    draft from recent answers, which would distort benchmarks that repeat prompts.
+    `coordinator_settings`: settings of the coordinator; `target`: of the target server; `servers`: of both model servers; `remembers`:
+    draft from recent responses, which would distort benchmarks that repeat prompts.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}
+        coordinator: dict[str, Any] = {**(coordinator_settings or {}), "listen": f"unix:{folder}/coordinator.sock"}
         if not remembers:
-            coordinator["recent_tokens"] = 0
+            coordinator["suffix_cache_tokens"] = 0
         deployment = make_stack(
             {**servers, **(target or {})}, {"model": draft, **servers}, coordinator, num_targets=num_targets
         )

@@ -1,4 +1,4 @@
-"""k drafts of the default draft, step by step and in one forward with masks, in target forwards of one token, in turns.
+"""k drafts of the default draft, step by step and in one forward pass with masks, in target forward passes of one token, in turns.
 
 python -m benchmarks.draft_step [--context 256] [--draft NAME]
 
@@ -18,13 +18,13 @@ prepare_process()
 
 from benchmarks.deployment import DRAFT  # noqa: E402
 from benchmarks.forward import ROUNDS, our_step  # noqa: E402
-from draft_server.drafter import ProposeJob, ProposeSpec, Support  # noqa: E402
-from draft_server.parallel_drafter import ParallelProposeJob  # noqa: E402
+from draft_server.parallel_propose_job import ParallelProposeJob  # noqa: E402
 from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E402
-from paceline.engine.config import DRAFT_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
-from paceline.sampling import SamplingParams  # noqa: E402
-from paceline.speculation import DraftMode  # noqa: E402
+from paceline.engine.engine_config import DRAFT_ROLE, EngineConfig  # noqa: E402
+from paceline.sampling_params import SamplingParams  # noqa: E402
+from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support  # noqa: E402
+from paceline.speculation_params import DraftMode  # noqa: E402
 
 TAIL = [7]
 COUNTS = (1, 2, 3, 5, 8)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--draft", default=DRAFT)
     arguments = parser.parse_args()
     verify = our_step("none", arguments.context, 1)
-    # By the number of drafts, and whether they come from one forward.
+    # By the number of drafts, and whether they come from one forward pass.
     steps = {
         (count, in_one): draft_step(arguments.draft, arguments.context, count, in_one)
         for count in COUNTS
@@ -83,8 +83,8 @@ def main() -> None:
             verify_ms.append(elapsed_ms(verify))
             draft_ms[way].append(elapsed_ms(step))
     row_ms = statistics.median(verify_ms)
-    print(f"the target's forward of one row at context {arguments.context}: {row_ms:.1f} ms; parts of it:")
-    print(f"{'drafts':>6} {'step by step':>13} {'one forward':>12}")
+    print(f"the target's forward pass of one row at context {arguments.context}: {row_ms:.1f} ms; parts of it:")
+    print(f"{'drafts':>6} {'step by step':>13} {'one forward pass':>12}")
     for count in COUNTS:
         many, one = (statistics.median(draft_ms[count, in_one]) / row_ms for in_one in (False, True))
         print(f"{count:6d} {many:13.3f} {one:12.3f}")

@@ -15,8 +15,8 @@ from statistics import median
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair
 from paceline.client import AsyncClient, Completion
 from paceline.loadtest.workload import OFF, parse_variants
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 ROOT = Path(__file__).parent.parent
 TASKS = (
@@ -25,21 +25,21 @@ TASKS = (
     ("coordinator/beams/hypotheses.py", "Rename `hypotheses` to `candidates` everywhere"),
     ("coordinator/reports.py", "Make every dataclass mutable"),
     ("coordinator/unread.py", "Rename the first class to `Backlog`"),
-    ("coordinator/responses.py", "Add type hints where they are missing"),
-    ("draft_server/guessed_drafter.py", "Rename `guesses` to `proposals` everywhere"),
+    ("coordinator/generate_response.py", "Add type hints where they are missing"),
+    ("draft_server/guessed_propose_job.py", "Rename `guesses` to `proposals` everywhere"),
     ("paceline/engine/batch.py", "Rename `wanted` to `needed` everywhere"),
     ("paceline/engine/cache/block_pool.py", "Raise ValueError instead of using assert"),
     ("paceline/engine/cache/prefix_index.py", "Rename `block` to `page` everywhere"),
     ("paceline/engine/forward_times.py", "Replace every constant's value by twice its value"),
-    ("paceline/engine/models/config.py", "Rename `num_layers` to `depth` everywhere"),
+    ("paceline/engine/models/model_config.py", "Rename `num_layers` to `depth` everywhere"),
     ("paceline/engine/sampling/logits_processors.py", "Remove all comments"),
     ("paceline/engine/scheduling/commands.py", "Rename the first class to `Order`"),
-    ("paceline/engine/scheduling/eviction.py", "Rename `sequence` to `seq` everywhere"),
+    ("paceline/engine/scheduling/preemption.py", "Rename `sequence` to `seq` everywhere"),
     ("paceline/engine/scheduling/job.py", "Remove all docstrings"),
     ("paceline/observability/exposition.py", "Add `from __future__ import annotations` as the first import"),
     ("paceline/observability/logs.py", "Use single quotes for strings"),
     ("paceline/rpc/health.py", "Rename `service` to `name` everywhere"),
-    ("paceline/catalog/table.py", "Sort the entries by name"),
+    ("paceline/catalog/known_models.py", "Sort the entries by name"),
 )
 # Such that prompt and answer fit into a short context.
 MOST_LINES = 90
@@ -53,7 +53,7 @@ class Totals:
 
     def add(self, completion: Completion) -> None:
         finish = completion.finish
-        # The prompt's forward gives the first token.
+        # The prompt's forward pass gives the first token.
         self.seconds.append((finish.timing.total_ms - finish.timing.ttft_ms) / 1000)
         self.tokens += finish.completion_tokens - 1
         self.rounds += finish.speculation.rounds

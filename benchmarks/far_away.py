@@ -23,8 +23,8 @@ from benchmarks.services import OWN_PROMPTS
 from benchmarks.slow_network import SlowNetwork
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 WAYS = {"plain": SpeculationParams(enabled=False), "default": SpeculationParams()}
 START_S = 300.0
@@ -34,13 +34,13 @@ START_S = 300.0
 async def services(network: SlowNetwork, folder: Path) -> AsyncIterator[AsyncClient]:
     """Runs all three on their hosts; yields a client of the coordinator over a unix socket."""
     far = network.addresses["far"]
-    draft, target, front = f"{far}:50051", f"{far}:50052", f"unix:{folder}/coordinator.sock"
+    draft, target, coordinator = f"{far}:50051", f"{far}:50052", f"unix:{folder}/coordinator.sock"
     commands = [
         [*network.command("far"), sys.executable, "-m", "draft_server", "--model", DRAFT, "--listen", draft],
         [*network.command("far"), sys.executable, "-m", "target_server", "--model", MODEL, "--listen", target],
         [
-            *network.command("near"), sys.executable, "-m", "coordinator", "--listen", front,
-            "--draft", draft, "--target", target, "--recent-tokens", "0",
+            *network.command("near"), sys.executable, "-m", "coordinator", "--listen", coordinator,
+            "--draft", draft, "--target", target, "--suffix-cache-tokens", "0",
         ],
     ]  # fmt: skip
     processes: list[asyncio.subprocess.Process] = []
@@ -49,7 +49,7 @@ async def services(network: SlowNetwork, folder: Path) -> AsyncIterator[AsyncCli
         try:
             for command in commands:
                 processes.append(await asyncio.create_subprocess_exec(*command, stderr=log, env=environment))
-            async with AsyncClient(front) as client:
+            async with AsyncClient(coordinator) as client:
                 await _wait_for(client)
                 yield client
         finally:

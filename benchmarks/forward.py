@@ -1,4 +1,4 @@
-"""One target forward against transformers', by number of tokens, in turns within one run.
+"""One target forward pass against transformers', by number of tokens, in turns within one run.
 
 python -m benchmarks.forward [--context 256] [--dtype float32]
 
@@ -20,12 +20,12 @@ import torch  # noqa: E402
 
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E402
-from paceline.engine.config import TARGET_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
+from paceline.engine.engine_config import TARGET_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.scheduling.job import Job  # noqa: E402
-from paceline.sampling import SamplingParams  # noqa: E402
-from paceline.speculation import Rule  # noqa: E402
-from target_server.verifier import VerifyJob, VerifySpec  # noqa: E402
+from paceline.sampling_params import SamplingParams  # noqa: E402
+from paceline.speculation_params import Rule  # noqa: E402
+from target_server.verify_job import VerifyJob, VerifySpec  # noqa: E402
 
 ROUNDS = 40
 

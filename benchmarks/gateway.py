@@ -36,8 +36,8 @@ from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
 from paceline.rpc.channel import open_channel
 from paceline.rpc.health import instance_at
-from paceline.sampling import SamplingParams
-from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
+from paceline.sampling_params import SamplingParams
+from paceline.v1 import model_pb2, model_pb2_grpc
 
 
 @dataclass(slots=True)
@@ -134,9 +134,9 @@ class GrpcAsker:
     async def __call__(self, prompt: str) -> Timed:
         started_s, ttft_s, chunks = time.perf_counter(), 0.0, 0
         sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
-        async for piece in self.client.stream(prompt, sampling):
+        async for chunk in self.client.stream(prompt, sampling):
             chunks += 1
-            if piece.text and not ttft_s:
+            if chunk.text and not ttft_s:
                 ttft_s = time.perf_counter() - started_s
         return Timed(ttft_s, time.perf_counter() - started_s, chunks)
 
@@ -227,10 +227,10 @@ async def used_blocks(services: Services) -> int:
     """Returns the blocks that sequences hold in both caches; a server frees them in its next step."""
     await asyncio.sleep(1.0)
     used = 0
-    for name, stub in (("target", target_pb2_grpc.TargetStub), ("draft", draft_pb2_grpc.DraftStub)):
+    for name in ("target", "draft"):
         async with open_channel(services.addresses[name]) as channel:
-            card = await stub(channel).Describe(model_pb2.DescribeModelRequest())
-        used += card.total_blocks - card.free_blocks
+            model_info = await model_pb2_grpc.ModelStub(channel).Describe(model_pb2.DescribeModelRequest())
+        used += model_info.total_blocks - model_info.free_blocks
     return used
 
 
@@ -249,7 +249,7 @@ async def gateway_under_ray(coordinator: str) -> AsyncIterator[int]:
     application = {
         "name": "gateway",
         "route_prefix": None,
-        "import_path": "paceline.ray.app:gateway",
+        "import_path": "paceline.ray.applications:gateway",
         "args": {"host": "127.0.0.1", "port": port, "gateway": {"coordinators": coordinator}},
         "deployments": [{"name": "gateway", "ray_actor_options": {"num_cpus": 0.1}}],
     }

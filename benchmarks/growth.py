@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 VOCAB_SIZE = 49_152
 SHORT_CONTEXT = 128
@@ -30,8 +30,8 @@ Curve = dict[int, float]
 async def token_ms(client: AsyncClient, prompt: list[int], tokens: int, speculation: SpeculationParams) -> float:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     first_s, first_tokens, num_tokens = 0.0, 0, 0
-    async for piece in client.stream(prompt, params, speculation):
-        num_tokens += len(piece.token_ids)
+    async for chunk in client.stream(prompt, params, speculation):
+        num_tokens += len(chunk.token_ids)
         if not first_s:
             first_s, first_tokens = time.perf_counter(), num_tokens
     return (time.perf_counter() - first_s) * 1e3 / (num_tokens - first_tokens)

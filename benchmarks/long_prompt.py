@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 MAX_NUM_BATCHED_TOKENS = 512
 VOCAB_SIZE = 49_152

@@ -42,8 +42,8 @@ def measure_bandwidth(threads: int, gib: float = 1.0) -> Bandwidth:
         def best_s(work: Callable[[tuple[np.ndarray, np.ndarray]], object]) -> float:
             return min(_seconds(lambda: list(pool.map(work, pieces))) for _ in range(PASSES))
 
-        read_s = best_s(lambda piece: _sum(piece[0]))
-        copy_s = best_s(lambda piece: np.copyto(piece[1], piece[0]))
+        read_s = best_s(lambda chunk: _sum(chunk[0]))
+        copy_s = best_s(lambda chunk: np.copyto(chunk[1], chunk[0]))
     return Bandwidth(source.nbytes / read_s / 1e9, 2 * source.nbytes / copy_s / 1e9)
 
 

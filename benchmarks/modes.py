@@ -24,8 +24,8 @@ from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.loadtest.workload import OFF, parse_variants
 from paceline.prompts import PromptRecord
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 
 # Asks the draft model too.
 READING = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1)
@@ -60,7 +60,7 @@ async def compare(
     """`kinds`: the kind of each group's prompts."""
     order = random.Random(0)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
-    # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
+    # Costs are learned once in a coordinator's life, and the first forward passes are slow: not part of what is measured.
     for name, speculation in modes.items():
         await answer(client, groups[0], sampling, speculation, f"{name}, warm-up")
     for group in groups:

@@ -34,12 +34,12 @@ from benchmarks.soak import make_workload, watch_memory
 from paceline.cli.services import Services
 from paceline.client import AsyncClient
 from paceline.errors import PacelineError, ResourceExhausted
-from paceline.loadtest.runner import Extent, Runner
+from paceline.loadtest.load_generator import Extent, Runner
 from paceline.loadtest.workload import ClosedLoop, Variant, poisson_arrivals
-from paceline.rpc.generation import make_request
+from paceline.rpc.generation_messages import make_request
 from paceline.rpc.status import error_of_call
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2_grpc
 
 VARIANT = Variant("default", SpeculationParams())
@@ -107,11 +107,11 @@ class Crowd:
 
     async def _time_gaps(self, prompt: str, sampling: SamplingParams) -> None:
         last_s: dict[int, float] = {}
-        async for piece in self._client.stream(prompt, sampling):
+        async for chunk in self._client.stream(prompt, sampling):
             now_s = time.perf_counter()
-            if piece.index in last_s:
-                self.felt.gaps_ms.append((now_s - last_s[piece.index]) * 1e3)
-            last_s[piece.index] = now_s
+            if chunk.index in last_s:
+                self.felt.gaps_ms.append((now_s - last_s[chunk.index]) * 1e3)
+            last_s[chunk.index] = now_s
 
     async def _vanish(self, prompt: str) -> str:
         async with contextlib.aclosing(self._client.stream(prompt, self._sampling)) as pieces:
@@ -204,12 +204,12 @@ async def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's max_unread_memory")
     arguments = parser.parse_args()
-    front = {
+    coordinator_settings = {
         "max_num_seqs": arguments.at_once,
         "max_queue_size": arguments.waiting,
         "max_unread_memory": f"{arguments.unread_mib}MiB",
     }
-    async with embedded_pair(front=front, kv_cache_memory="1GiB") as (services, client):
+    async with embedded_pair(coordinator_settings=coordinator_settings, kv_cache_memory="1GiB") as (services, client):
         sys.exit(not await measure(client, services, arguments))
 
 

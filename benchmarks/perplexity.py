@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.deployment import MODEL, embedded_pair
 from benchmarks.reference import load_reference
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 ANSWER_TOKENS = 64
 PLAIN = SpeculationParams(enabled=False)

@@ -19,7 +19,7 @@ from benchmarks.deployment import DRAFT, MODEL
 from paceline.cli.services import Services
 from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -46,13 +46,13 @@ class Run:
         )
         tokens: list[int] = []
         last_s = None
-        async for piece in self._client.stream(PROMPTS[number % len(PROMPTS)], sampling):
+        async for chunk in self._client.stream(PROMPTS[number % len(PROMPTS)], sampling):
             now_s = time.perf_counter()
             # The first waits for the prompt.
             if last_s is not None:
                 self.longest_gap_s = max(self.longest_gap_s, now_s - last_s)
             last_s = now_s
-            tokens += piece.token_ids
+            tokens += chunk.token_ids
         return tokens
 
 
@@ -74,11 +74,13 @@ async def main() -> int:
     parser.add_argument("--draft", default=DRAFT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-pools-") as folder:
-        front = {"listen": f"unix:{folder}/coordinator.sock", "recent_tokens": 0}
-        stack = make_stack({"model": arguments.target}, {"model": arguments.draft}, front, num_targets=3, num_drafts=2)
+        coordinator = {"listen": f"unix:{folder}/coordinator.sock", "suffix_cache_tokens": 0}
+        stack = make_stack(
+            {"model": arguments.target}, {"model": arguments.draft}, coordinator, num_targets=3, num_drafts=2
+        )
         async with Services(stack, lambda name, line: None) as services, AsyncClient(services.address) as client:
             watching = asyncio.create_task(services.watch())
-            # All members have read each prompt once, and costs are known.
+            # All endpoints have read each prompt once, and costs are known.
             await Run(client, 3 * arguments.streams, 20).texts()
             undisturbed, disturbed = (Run(client, arguments.streams, arguments.tokens) for _ in range(2))
             started_s = time.perf_counter()

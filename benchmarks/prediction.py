@@ -20,8 +20,8 @@ from statistics import median
 
 from benchmarks.deployment import DRAFT, embedded_pair
 from paceline.client import AsyncClient, Completion, Prompt
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 FILES = Path(__file__).parents[1] / "tests" / "data"
 BEFORE, AFTER = ((FILES / f"editing_{name}.txt").read_text() for name in ("before", "after"))
@@ -58,9 +58,9 @@ async def timed(
     """Returns tokens per second after the first token, and the completion."""
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     first_s, completion = 0.0, Completion()
-    async for piece in client.stream(task.prompt, sampling, speculation, task.raw, prediction=prediction):
+    async for chunk in client.stream(task.prompt, sampling, speculation, task.raw, prediction=prediction):
         first_s = first_s or time.perf_counter()
-        completion.add(piece)
+        completion.add(chunk)
     return (tokens - 1) / (time.perf_counter() - first_s), completion
 
 

@@ -1,4 +1,4 @@
-"""The three real services: speed against transformers' generate, the wire's share, memory.
+"""The three real services: speed against transformers' generate, the RPCs' share, memory.
 
 python -m benchmarks.services [--prompts FILE.jsonl] [--count 10] [--tokens 80]
 """
@@ -21,8 +21,8 @@ from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.cli.services import Services  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
-from paceline.sampling import SamplingParams  # noqa: E402
-from paceline.speculation import SpeculationParams  # noqa: E402
+from paceline.sampling_params import SamplingParams  # noqa: E402
+from paceline.speculation_params import SpeculationParams  # noqa: E402
 
 PLAIN = SpeculationParams(enabled=False)
 # What a user gets unasked.
@@ -65,7 +65,7 @@ async def compare_speeds(client: AsyncClient, prompts: list[str], tokens: int) -
     reference = load_reference()
     tokenizer = AutoTokenizer.from_pretrained(reference.config._name_or_path)
     totals = {name: [0, 0.0] for name in ("transformers", "plain", "speculative")}
-    rounds_ms = wire_ms = 0.0
+    rounds_ms = rpc_ms = 0.0
     for prompt in prompts:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
@@ -76,15 +76,15 @@ async def compare_speeds(client: AsyncClient, prompts: list[str], tokens: int) -
             completion, seconds = await timed(client, prompt, tokens, speculation)
             runs[name] = (len(completion.token_ids), seconds)
         timing = completion.finish.timing
-        rounds_ms += timing.draft_ms + timing.target_ms + timing.queued_ms + timing.wire_ms
-        wire_ms += timing.wire_ms
+        rounds_ms += timing.draft_ms + timing.target_ms + timing.queued_ms + timing.rpc_ms
+        rpc_ms += timing.rpc_ms
         for name, (count, seconds) in runs.items():
             totals[name][0] += count
             totals[name][1] += seconds
     base = totals["transformers"][0] / totals["transformers"][1]
     for name, (count, seconds) in totals.items():
         report(name, int(count), seconds, base)
-    print(f"the wire's share of a speculative round: {wire_ms / rounds_ms:.1%}")
+    print(f"the RPCs' share of a speculative round: {rpc_ms / rounds_ms:.1%}")
 
 
 async def main() -> None:

@@ -21,11 +21,11 @@ from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from paceline.cli.services import Services
 from paceline.client import Prompt
+from paceline.loadtest.load_generator import Extent, Runner, Workload
 from paceline.loadtest.metrics import Record
-from paceline.loadtest.runner import Extent, Runner, Workload
 from paceline.loadtest.workload import ClosedLoop, OpenLoop, Variant
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 SAMPLE_EVERY_S = 5.0
 VARIANT = Variant("default", SpeculationParams())

@@ -16,9 +16,9 @@ import jsonschema
 
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair
 from paceline.client import AsyncClient
-from paceline.formats import OutputFormat
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.output_format import OutputFormat
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 PEOPLE = ("a baker", "a sailor", "a teacher", "a nurse", "a farmer", "a pilot", "a judge", "a plumber")
 SCHEMA = {

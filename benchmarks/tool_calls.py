@@ -1,9 +1,9 @@
-"""Files that an agent has read, written back by a tool call: what look-up text gains, in turns.
+"""Files that an agent has read, written back by a tool call: what tool-result lookup gains, in turns.
 
-python -m benchmarks.tool_calls [--count 20] [--tokens 256] [--target M] [--draft M] [--numbered] [--temperature 0]
+python -m benchmarks.tool_calls [--count 20] [--tokens 256] [--target M] [--draft M] [--numbered] [--temperature 0] [--in-message]
 
 Each file of this repository is returned with one change, inside a JSON string. `without` is the default at a second
-coordinator, in front of the same servers, that makes no look-up text of tool results. Decoding alone: times start at the
+coordinator, in front of the same servers, that looks up nothing in tool results. Decoding alone: times start at the
 first token.
 """
 
@@ -21,15 +21,15 @@ from benchmarks.editing import MOST_LINES, ROOT, TASKS, Totals, tell
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
 from paceline.loadtest.workload import OFF
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 REMINDER = "Now write the whole file, without line numbers."
 DEFAULT, WITHOUT = "default", "without"
 _WITHOUT = """
 from coordinator.__main__ import main
-from coordinator.tools import quoted
-quoted.MAX_TOKENS = 0
+from coordinator.tools import tool_results
+tool_results.MAX_TOKENS = 0
 main()
 """
 
@@ -47,10 +47,15 @@ def tool(name: str, *arguments: str) -> dict[str, Any]:
 TOOLS = [tool("read", "path"), tool("write", "path", "content")]
 
 
-def chat_of(path: str, change: str, is_numbered: bool) -> list[dict[str, Any]]:
+def chat_of(path: str, change: str, is_numbered: bool, is_in_message: bool) -> list[dict[str, Any]]:
     lines = (ROOT / path).read_text().splitlines()[:MOST_LINES]
     if is_numbered:
         lines = [f"{number:6d}\t{line}" for number, line in enumerate(lines, start=1)]
+    if is_in_message:
+        file = "\n".join(lines)
+        return [
+            {"role": "user", "content": f"{change} in {path}, change nothing else.\n```{path}\n{file}\n```\n{REMINDER}"}
+        ]
     call = {"id": "call_1", "name": "read", "arguments": json.dumps({"path": path})}
     return [
         {"role": "user", "content": f"{change} in {path}, change nothing else."},
@@ -65,7 +70,7 @@ async def second_coordinator(addresses: dict[str, str]) -> AsyncIterator[AsyncCl
     address = f"{addresses['coordinator'].removesuffix('.sock')}-without.sock"
     flags = ["--listen", address, "--target", addresses["target"], "--draft", addresses.get("draft", "none")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _WITHOUT, *flags, "--recent-tokens", "0", stderr=asyncio.subprocess.DEVNULL
+        sys.executable, "-c", _WITHOUT, *flags, "--suffix-cache-tokens", "0", stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with AsyncClient(address) as client, asyncio.timeout(60):
@@ -88,6 +93,7 @@ async def main() -> None:
     parser.add_argument("--target", default=MODEL)
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--numbered", action="store_true", help="as Claude Code and opencode show files")
+    parser.add_argument("--in-message", action="store_true", help="the user's message has the file, as gptme sends it")
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1)
@@ -102,7 +108,7 @@ async def main() -> None:
             texts = set()
             for name in order.sample(list(clients), len(clients)):
                 completion = await clients[name].complete(
-                    chat_of(*task, arguments.numbered),
+                    chat_of(*task, arguments.numbered, arguments.in_message),
                     sampling,
                     SpeculationParams(enabled=name != OFF),
                     tools=TOOLS,

@@ -1,7 +1,7 @@
 """Accepts or rejects drafts: pure arithmetic, no I/O. Defines the terms of all other files.
 
-    proposal    k draft tokens, with q on a support for each if they were sampled
-    verdict     the target's own tokens (`match`), or p on those supports (`rejection`)
+    proposal    k draft tokens: first those that were looked up, then those that were sampled, with q on a support for each
+    verify_result  the target's own tokens (`match`); under `rejection` p on those supports for the sampled drafts
     outcome     the accepted tokens and one more
     recovered   drawn in place of the first rejected draft
     bonus       drawn after all drafts were accepted
@@ -23,7 +23,7 @@ from coordinator.reports import NO_DRAFT_REPORT, NO_VERIFY_REPORT, DraftReport, 
 from paceline.checks import require
 from paceline.noise import Purpose, make_key, uniform
 from paceline.results import TokenLogprobs
-from paceline.speculation import Rule
+from paceline.speculation_params import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Origin(enum.StrEnum):
 # What every round makes is not frozen, for that takes three times as long.
 @dataclass(slots=True)
 class Proposal:
-    """k draft tokens; supports only if they were sampled."""
+    """k draft tokens, with a support for each of the last ones if these were sampled."""
 
     tokens: list[int] = field(default_factory=list)
     supports: list[NDArray[np.int64]] = field(default_factory=list)
@@ -77,21 +77,31 @@ class Proposal:
         else:
             choices = [at for at, is_forced in enumerate(self.is_forced) if not is_forced]
             num_tokens = choices[num_choices] if num_choices < len(choices) else len(self.tokens)
+        num_sampled = max(0, num_tokens - (len(self.tokens) - len(self.supports)))
         return replace(
-            self, tokens=self.tokens[:num_tokens], supports=self.supports[:num_tokens],
-            support_probs=self.support_probs[:num_tokens], is_forced=self.is_forced[:num_tokens],
+            self, tokens=self.tokens[:num_tokens], supports=self.supports[:num_sampled],
+            support_probs=self.support_probs[:num_sampled], is_forced=self.is_forced[:num_tokens],
         )  # fmt: skip
 
     def checked_by(self, rule: Rule) -> Rule:
-        """Returns the rule to verify by: `match` without q, which equals `rejection` with a one-hot q."""
-        return Rule.MATCH if self.tokens and not self.supports else rule
+        """Returns the rule to verify by: `match` if no draft was sampled."""
+        return rule if self.supports else Rule.MATCH
+
+    def num_matched(self, rule: Rule) -> int:
+        """Returns how many drafts, the first ones, have to equal the target's own draws.
+
+        Under `rejection` those without q. A one-hot q would do only if the draft said nothing of the noise that judges it,
+        and an earlier answer to the same seed does.
+        """
+        return len(self.tokens) - (len(self.supports) if rule is Rule.REJECTION else 0)
 
 
 @dataclass(slots=True)
-class Verdict:
+class VerifyResult:
     """k + 1 tokens under `match`.
 
-    Under `rejection`, the bonus token; per draft, p on its support, the mass outside, and a token drawn there.
+    Under `rejection`, a token per draft that was looked up, and the bonus token; per sampled draft, p on its support, the
+    mass outside, and a token drawn there.
     """
 
     tokens: list[int]
@@ -106,8 +116,13 @@ class Verdict:
     # In (0, 1]; 1 is lossless.
     lenience: float = 1.0
     # The first position at which the output's format and the request's token lists leave no token.
-    dead_end: int | None = None
+    first_invalid_position: int | None = None
     report: VerifyReport = NO_VERIFY_REPORT
+
+    @property
+    def choices(self) -> list[int]:
+        """Returns the token that the target has drawn at each of the k + 1 positions."""
+        return [*self.tokens[:-1], *self.outside_tokens, self.tokens[-1]]
 
 
 class Comparison(NamedTuple):
@@ -125,7 +140,7 @@ class Outcome:
     last_origin: Origin
     # One per token if requested.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Under `rejection`: one per decided draft.
+    # Under `rejection`: one per decided draft that was sampled.
     comparisons: list[Comparison] = field(default_factory=list, compare=False)
 
     @property
@@ -145,51 +160,51 @@ class RoundNoise:
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
-def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
+def accept(proposal: Proposal, verify_result: VerifyResult, noise: RoundNoise) -> Outcome:
     """Decides a round. Lenience below 1 bounds each token's probability by p / lenience (appendix A.5)."""
-    if verdict.rule is Rule.MATCH:
-        outcome = _accept_matching(proposal, verdict)
-    else:
-        outcome = _accept_by_ratio(proposal, verdict, noise)
-    if not verdict.logprobs:
+    num_matched = proposal.num_matched(verify_result.rule)
+    outcome = _first_mismatch(proposal, verify_result, num_matched) or _accept_by_ratio(
+        proposal, verify_result, noise, num_matched
+    )
+    if not verify_result.logprobs:
         return outcome
-    logprobs = [at.of(token) for at, token in zip(verdict.logprobs, outcome.tokens, strict=False)]
+    logprobs = [at.of(token) for at, token in zip(verify_result.logprobs, outcome.tokens, strict=False)]
     return replace(outcome, logprobs=logprobs)
 
 
-def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
-    """Emits the target's own chain, so any drafter is lossless."""
-    for index, token in enumerate(proposal.tokens):
-        is_lenient = bool(verdict.lenient_accepts) and verdict.lenient_accepts[index]
-        if token != verdict.tokens[index] and not is_lenient:
-            return _end(proposal, index, verdict.tokens[index], Origin.RECOVERED)
-    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
+def _first_mismatch(proposal: Proposal, verify_result: VerifyResult, num_matched: int) -> Outcome | None:
+    """Emits the target's own chain up to the first draft that differs from it, so any drafter is lossless."""
+    for index, token in enumerate(proposal.tokens[:num_matched]):
+        is_lenient = bool(verify_result.lenient_accepts) and verify_result.lenient_accepts[index]
+        if token != verify_result.tokens[index] and not is_lenient:
+            return _end(proposal, index, verify_result.tokens[index], Origin.RECOVERED)
+    return None
 
 
-def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Accepts with probability min(1, p/(lenience q)), or draws from norm(max(0, p - q))."""
+def _accept_by_ratio(proposal: Proposal, verify_result: VerifyResult, noise: RoundNoise, num_matched: int) -> Outcome:
+    """Accepts with probability min(1, p/(lenience q)), or draws from norm(max(0, p - q)). The first drafts have matched."""
     comparisons: list[Comparison] = []
-    for index, token in enumerate(proposal.tokens):
-        support = proposal.supports[index]
+    for sampled, token in enumerate(proposal.tokens[num_matched:]):
+        index, support = num_matched + sampled, proposal.supports[sampled]
         # The draft was sampled from the float32 values over their sum.
-        q = proposal.support_probs[index].astype(np.float64)
+        q = proposal.support_probs[sampled].astype(np.float64)
         q /= q.sum()
-        p = verdict.support_probs[index].astype(np.float64)
+        p = verify_result.support_probs[sampled].astype(np.float64)
         here = int(np.flatnonzero(support == token)[0])
         compared = Comparison(float(q[here]), float(p[here]), noise.uniform(index, Purpose.ACCEPT))
         comparisons.append(compared)
-        if compared.r * verdict.lenience * compared.q < compared.p:
+        if compared.r * verify_result.lenience * compared.q < compared.p:
             continue
         # Outside the support q is 0, so the residual is p, from which the target has drawn a token.
-        weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])
+        weights = np.append(np.maximum(0.0, p - q), verify_result.outside_masses[sampled])
         if weights.sum() == 0:
             # p equals q up to rounding: not a rejection.
             continue
         sums = weights.cumsum()
         chosen = int(np.searchsorted(sums, noise.uniform(index, Purpose.RESIDUAL) * sums[-1], side="right"))
-        recovered = verdict.outside_tokens[index] if chosen == len(support) else int(support[chosen])
+        recovered = verify_result.outside_tokens[sampled] if chosen == len(support) else int(support[chosen])
         return _end(proposal, index, recovered, Origin.RECOVERED, comparisons)
-    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS, comparisons)
+    return _end(proposal, len(proposal), verify_result.tokens[-1], Origin.BONUS, comparisons)
 
 
 def _end(
@@ -208,14 +223,12 @@ class SyntheticAcceptance:
 
     def __init__(self, chance: float) -> None:
         """Raises InvalidArgument."""
-        require(0 <= chance <= 1, "synthetic_acceptance", chance, "in [0, 1]")
+        require(0 <= chance <= 1, "synthetic_acceptance_rate", chance, "in [0, 1]")
         self.chance = chance
 
-    def __call__(self, proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
+    def __call__(self, proposal: Proposal, verify_result: VerifyResult, noise: RoundNoise) -> Outcome:
         for index in range(len(proposal)):
             if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
-                # The target's token at this position, under either rule.
-                choices = verdict.outside_tokens or verdict.tokens
-                return Outcome([*proposal.tokens[:index], choices[index]], index, Origin.RECOVERED)
+                return Outcome([*proposal.tokens[:index], verify_result.choices[index]], index, Origin.RECOVERED)
         origin = Origin.BONUS if proposal.tokens else Origin.TARGET
-        return Outcome([*proposal.tokens, verdict.tokens[-1]], len(proposal), origin)
+        return Outcome([*proposal.tokens, verify_result.tokens[-1]], len(proposal), origin)

@@ -4,12 +4,17 @@ Control tokens spelled in a message, such as `<|im_end|>`, could forge a turn, s
 """
 
 import inspect
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
+from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from coordinator.control_tokens import ControlTokens
+from coordinator.control_tokens import ControlTokens, encode_text
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
@@ -20,8 +25,28 @@ RESERVED_OPTIONS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply
 }
 # Conversations that show which tokens a template writes around messages. It may refuse some.
 _PLAIN = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
+# How a rendered conversation ends: as it is, with the opening of the assistant's turn, or inside the last message.
+Ending = Mapping[str, bool]
+CLOSED: Ending = MappingProxyType({})
+NEXT_TURN: Ending = MappingProxyType({"add_generation_prompt": True})
+CONTINUED: Ending = MappingProxyType({"continue_final_message": True})
 # Calls in messages are nested.
 Messages = list[dict[str, Any]]
+# What `strftime_now` tells the template that is rendered here: the request's time, so that a request that is repeated, maybe
+# elsewhere and on the next day, has the same prompt.
+_now: ContextVar[datetime] = ContextVar("now")
+# For what only looks at the template.
+ANY_TIME = datetime(2000, 1, 1)
+_REASONING_BEGIN, _REASONING_END = "<think>", "</think>"
+_PROBE = "paceline probe"
+# For each role a chat that shows whether its content comes out.
+_CALL = {"id": "paceline0", "type": "function", "function": {"name": "probe", "arguments": {}}}
+_PROBES: dict[str, Messages] = {
+    "user": [],
+    "system": [],
+    "assistant": [{"role": "user", "content": "x"}],
+    "tool": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
+}
 
 
 class ChatTemplate:
@@ -35,7 +60,7 @@ class ChatTemplate:
         return template.get("default") if isinstance(template, dict) else template
 
     def encode(
-        self, messages: Messages, options: dict[str, Any], add_generation_prompt: bool, parse_special_tokens: bool
+        self, messages: Messages, options: dict[str, Any], ending: Ending, parse_special_tokens: bool, now: datetime
     ) -> list[int]:
         """Tokenizes a conversation. `parse_special_tokens`: it may spell control tokens. Raises InvalidArgument."""
         reserved = sorted(RESERVED_OPTIONS.intersection(options))
@@ -43,27 +68,37 @@ class ChatTemplate:
         if self._tokenizer.chat_template is None:
             raise InvalidArgument("chat", "is not supported: this model has no chat template; send text instead")
         if parse_special_tokens or self._control_tokens is None:
-            return self._tokenize(self._render(messages, options, add_generation_prompt))
-        return self._encode_literally(self._control_tokens, messages, options, add_generation_prompt)
+            return self._tokenize(self._render(messages, options, ending, now))
+        return self._encode_literally(self._control_tokens, messages, options, ending, now)
 
     def render(self, messages: Messages, options: dict[str, Any]) -> str:
         """Raises InvalidArgument."""
-        return self._render(messages, options, add_generation_prompt=False)
+        return self._render(messages, options, CLOSED)
 
     def _encode_literally(
-        self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], add_generation_prompt: bool
+        self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime
     ) -> list[int]:
-        try:
+        def mark(messages: Messages) -> Messages:
             # Roles are validated, and some templates make control tokens of them.
-            marked = [control_tokens.mark(message) | {"role": message["role"]} for message in messages]
+            return [control_tokens.mark(message) | {"role": message["role"]} for message in messages]
+
+        try:
+            marked = mark(messages)
         except RecursionError:
             raise InvalidArgument("chat.messages", "are too deep; they must have fewer levels") from None
         try:
-            options = {name: control_tokens.mark(value) for name, value in options.items()}
+            marked_options = {name: control_tokens.mark(value) for name, value in options.items()}
         except RecursionError:
             raise InvalidArgument("chat.template_options", "is too deep; it must have fewer levels") from None
         try:
-            rendered = self._render(marked, options, add_generation_prompt)
+            rendered = self._render(marked, marked_options, ending, now)
+            split = [_with_split_reasoning(message) for message in messages]
+            if split != messages:
+                # Templates look for reasoning's end in the content, and a mark would hide it.
+                plain = self._render(messages, options, ending, now)
+                again = self._render(mark(split), marked_options, ending, now)
+                if plain == control_tokens.unmark(again):
+                    rendered = again
         except InvalidArgument as error:
             raise InvalidArgument(error.field, control_tokens.unmark(error.problem)) from None
         text, templates = control_tokens.unmark(rendered), control_tokens.spelled(rendered)
@@ -88,19 +123,68 @@ class ChatTemplate:
 
     def _try_to_render(self, roles: tuple[str, ...]) -> str:
         try:
-            return self._render([{"role": role, "content": "x"} for role in roles], {}, True)
+            return self._render([{"role": role, "content": "x"} for role in roles], {}, NEXT_TURN)
         except InvalidArgument:
             return ""
 
-    def _render(self, messages: Messages, options: dict[str, Any], add_generation_prompt: bool) -> str:
+    @cached_property
+    def _roles_in_parts(self) -> frozenset[str]:
+        """Returns the roles whose content comes out as a list of parts only: the template iterates over it."""
+        found: set[str] = set()
+        for role, before in _PROBES.items():
+            texts = []
+            for roles in (found, {*found, role}):
+                # Gemma's has the system message in the user's.
+                after = [{"role": "user", "content": "x"}] if role == "system" else []
+                chat = [*before, {"role": role, "content": _PROBE}, *after]
+                try:
+                    texts.append(self._apply(_in_parts(chat, roles), {}, CLOSED))
+                except InvalidArgument:
+                    texts.append("")
+            if _PROBE in texts[1] and _PROBE not in texts[0]:
+                found.add(role)
+        return frozenset(found)
+
+    def _render(self, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime = ANY_TIME) -> str:
+        return self._apply(_in_parts(messages, self._roles_in_parts), options, ending, now)
+
+    def _apply(self, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime = ANY_TIME) -> str:
+        token = _now.set(now)
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **options
-            )
+            # Compiled once: `apply_chat_template` renders this object. Arguments that can be called never reach a template.
+            template = self._tokenizer.get_chat_template(tools=options.get("tools"))
+            _compile_jinja_template(template).globals["strftime_now"] = _strftime_now
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **ending, **options)
         except Exception as error:  # whatever the template raises, jinja2 errors among them
             raise InvalidArgument("chat.messages", f"are refused by the model's chat template: {error}") from error
+        finally:
+            _now.reset(token)
         return text
 
     def _tokenize(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return encode_text(self._tokenizer.backend_tokenizer, text)
+
+
+def _strftime_now(format: str) -> str:
+    return _now.get().strftime(format)
+
+
+def _in_parts(messages: Messages, roles: Collection[str]) -> Messages:
+    return [
+        each | {"content": [{"type": "text", "text": content}]}
+        if each["role"] in roles and isinstance(content := each.get("content"), str)
+        else each
+        for each in messages
+    ]
+
+
+def _with_split_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Takes the reasoning out of an assistant's content, as templates do."""
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, str) or _REASONING_END not in content:
+        return message
+    if "reasoning_content" in message:
+        return message
+    before, *_, answer = content.split(_REASONING_END)
+    reasoning = before.rstrip("\n").split(_REASONING_BEGIN)[-1].lstrip("\n")
+    return message | {"content": answer.lstrip("\n"), "reasoning_content": reasoning}

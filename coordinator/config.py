@@ -7,9 +7,10 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.drafters.ngram_table import NgramShape, parse_orders
 from paceline.errors import InvalidArgument
-from paceline.rpc.members import Members
-from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, LocalPath, ServiceSettings, as_value_error
-from paceline.speculation import (
+from paceline.rpc.address_source import AddressSource
+from paceline.rpc.channel import COORDINATOR_ADDRESS, DRAFT_ADDRESS, TARGET_ADDRESS
+from paceline.settings import GrpcSettings, ListenAddress, LocalPath, PublicSettings, ServiceSettings, as_value_error
+from paceline.speculation_params import (
     MAX_DRAFT_TOKENS,
     Drafter,
     DraftLength,
@@ -18,12 +19,12 @@ from paceline.speculation import (
     parse_draft_length,
 )
 
-MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
+MIN_SUFFIX_CACHE_TOKENS, MAX_SUFFIX_CACHE_TOKENS = 1024, 2**24
 MIN_UNREAD_BYTES = 1 << 20
 
 
 def _check_servers(text: str) -> str:
-    as_value_error(lambda: Members("address", text))
+    as_value_error(lambda: AddressSource("address", text))
     return text
 
 
@@ -47,7 +48,7 @@ def _check_drafter(name: str) -> str:
     return name
 
 
-class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
+class CoordinatorSettings(GrpcSettings, PublicSettings, ServiceSettings):
     """Streams text by speculative decoding over a draft and a target server."""
 
     toml_table: ClassVar[str] = "coordinator"
@@ -59,13 +60,13 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     )  # fmt: skip
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
-    listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
+    listen: ListenAddress = Field(COORDINATOR_ADDRESS, description="HOST:PORT or unix:PATH")
     draft: Annotated[str, AfterValidator(_check_drafts)] = Field(
-        "127.0.0.1:50051",
+        DRAFT_ADDRESS,
         description="draft servers, or none: addresses separated by commas, dns:NAME:PORT or file:PATH",
     )
     target: Annotated[str, AfterValidator(_check_servers)] = Field(
-        "127.0.0.1:50052", description="target servers, in the same form"
+        TARGET_ADDRESS, description="target servers, in the same form"
     )
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     target_timeout: float = Field(
@@ -96,8 +97,9 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     entropy_beta: float | None = Field(
         None, description="with entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
     )
-    recent_tokens: int = Field(
-        262_144, description="tokens of recent responses kept as a source of drafts, per cache_salt; 0: none"
+    suffix_cache_tokens: int = Field(
+        262_144,
+        description="size of the suffix cache of recent responses, a source of drafts, in tokens per cache_salt; 0: none",
     )
     # Declared before the window, which must hold the longest of them.
     ngram_orders: Annotated[str, AfterValidator(_check_orders)] = Field(
@@ -108,7 +110,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         "auto",
         description="verification rule above temperature 0; auto: match, or rejection if lenience is below 1",
     )
-    synthetic_acceptance: float | None = Field(
+    synthetic_acceptance_rate: float | None = Field(
         None, ge=0, le=1, description="for benchmarks: accept drafts with this probability; the output is meaningless"
     )
     lenience: float = Field(
@@ -118,17 +120,17 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
     )
 
-    keep_prompt: LocalPath | None = Field(
+    warmup_prompt: LocalPath | None = Field(
         None,
         description="file of a prompt to read whenever the target starts; if it does not exist, the first prompt with "
         "tools is recorded there",
     )
 
-    @field_validator("recent_tokens")
+    @field_validator("suffix_cache_tokens")
     @classmethod
     def _is_none_or_many(cls, tokens: int) -> int:
-        if not (tokens == 0 or MIN_RECENT_TOKENS <= tokens <= MAX_RECENT_TOKENS):
-            raise ValueError(f"it must be 0, or in [{MIN_RECENT_TOKENS}, {MAX_RECENT_TOKENS}]")
+        if not (tokens == 0 or MIN_SUFFIX_CACHE_TOKENS <= tokens <= MAX_SUFFIX_CACHE_TOKENS):
+            raise ValueError(f"it must be 0, or in [{MIN_SUFFIX_CACHE_TOKENS}, {MAX_SUFFIX_CACHE_TOKENS}]")
         return tokens
 
     @field_validator("ngram_window")

@@ -1,92 +1,22 @@
 """A generation's context. It lives only here: caches on the servers are prefixes of it."""
 
 import enum
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from typing import Protocol
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.guidance import Guidance
+from coordinator.request import Request
 from coordinator.tokenizer import TextStream
-from coordinator.tools.chats import AnswerReader, Chats
-from coordinator.tools.tools import Tools
 from paceline.errors import InvalidArgument
-from paceline.grammar import Grammar
 from paceline.results import RoundTrace, TokenLogprobs, ToolCallDelta
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
 
 
 class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    request_id: str
-    prompt: list[int]
-    # Always has a seed.
-    sampling: SamplingParams
-    speculation: SpeculationParams
-    eos_token_ids: tuple[int, ...]
-    # The target's limits.
-    max_length: int
-    vocab_size: int
-    # Predicted output; may be empty.
-    prediction: list[int] = field(default_factory=list)
-    # What tools returned, as a call would quote it.
-    quoted: list[list[int]] = field(default_factory=list)
-    # A chat response's text starts afresh; other completions continue the prompt's text.
-    is_chat: bool = False
-    # Requests with the same salt share cached prefixes and recent answers.
-    cache_salt: str = ""
-    trace: bool = False
-    # W3C traceparent for the model servers' spans; empty without a trace.
-    traceparent: str = ""
-    # What the output must look like: compiled, and as both servers compile it.
-    grammar: Grammar | None = None
-    grammar_text: str = ""
-    # Functions that the model may call, and whether the prompt has opened a thought (None: the answer has none).
-    tools: Tools | None = None
-    opens_thought: bool | None = None
-    chats: Chats | None = None
-
-    @property
-    def unenforced(self) -> list[str]:
-        return [] if self.grammar is None else self.grammar.unenforced
-
-    @property
-    def guidance(self) -> Guidance | None:
-        """Returns what leads a generation of it; None without a grammar."""
-        if self.grammar is None:
-            return None
-        return Guidance(self.grammar, self.sampling, len(self.prompt), self.ending_ids)
-
-    def answer_reader(self, choice: int) -> AnswerReader | None:
-        """Returns the reader of sample `choice`; None if all of it is text."""
-        if self.chats is None or (self.tools is None and self.opens_thought is None):
-            return None
-        # Clients may use a request id twice.
-        prompt = hashlib.sha256(str(self.prompt).encode()).hexdigest()
-        return self.chats.reader(self.tools, self.opens_thought, f"{self.request_id}/{prompt}", choice)
-
-    @property
-    def seed(self) -> int:
-        assert self.sampling.seed is not None, "RequestReader gives every request a seed"
-        return self.sampling.seed
-
-    @property
-    def max_new_tokens(self) -> int:
-        return min(self.sampling.max_tokens, self.max_length - len(self.prompt))
-
-    @property
-    def ending_ids(self) -> frozenset[int]:
-        """Returns the ids that both servers ban below min_tokens."""
-        eos = () if self.sampling.ignore_eos else self.eos_token_ids
-        return frozenset((*eos, *self.sampling.stop_token_ids))
 
 
 @dataclass(slots=True)
@@ -105,10 +35,33 @@ class Emission:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
+class AnswerReader(Protocol):
+    """Splits an answer, token by token, into its reasoning, its text and its calls (`coordinator.tools.chats`)."""
+
+    num_reasoning_tokens: int
+
+    @property
+    def has_whole_call(self) -> bool: ...
+
+    def is_mark(self, token: int) -> bool:
+        """Returns whether the text so far must be read before this token's."""
+
+    def read(self, token: int, text: str) -> str:
+        """Returns what stands outside of reasoning and calls. `text`: what the token completes."""
+
+    def finish(self, text: str, is_cut: bool) -> str: ...
+
+    def take_reasoning(self) -> str: ...
+
+    def take_deltas(self) -> list[ToolCallDelta]: ...
+
+
 def no_token_allowed() -> InvalidArgument:
     return InvalidArgument("format", "and the request's token lists allow no token together here")
 
 
+# Forced tokens between turns of others.
+MAX_FORCED_AT_ONCE = 32
 # Of a forced token.
 CERTAIN = TokenLogprobs(0.0, [], [])
 
@@ -122,10 +75,16 @@ class Context:
         self.finish_reason: FinishReason | None = None
         # Tokens that the output's format forced, whether or not they were drafted.
         self.num_forced = 0
+        # Whether `append_forced` has more to do.
+        self.has_more_forced = False
         self._text = text
         # Tokens that caches may hold: those before the last one that a round decided.
         self.num_fed = len(request.prompt) - 1
-        self._guidance = request.guidance
+        self._guidance = (
+            None
+            if request.grammar is None
+            else Guidance(request.grammar, request.sampling, len(request.prompt), request.ending_ids)
+        )
         # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
@@ -150,7 +109,8 @@ class Context:
 
     @property
     def round_noise(self) -> RoundNoise:
-        return RoundNoise(self.request.seed, len(self.tokens))
+        request = self.request
+        return RoundNoise(request.seed if request.noise_seed is None else request.noise_seed, len(self.tokens))
 
     @property
     def is_finished(self) -> bool:
@@ -184,11 +144,11 @@ class Context:
         return self._guidance.shape(self.tokens, proposal, self.draft_room)
 
     def extend(
-        self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = (), dead_end: int | None = None
+        self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = (), first_invalid_position: int | None = None
     ) -> Emission:
-        """Appends a round's tokens up to the first that ends the text, and those that the output's format then forces.
+        """Appends a round's tokens up to the first that ends the text, and the first that the output's format then forces.
 
-        Raises InvalidArgument if the text goes on to `dead_end`, a position of the round without any token.
+        Raises InvalidArgument if the text goes on to `first_invalid_position`, a position of the round without any token.
         """
         if self.num_remaining == 0:
             # max_tokens is 0: the prompt is only read.
@@ -199,32 +159,45 @@ class Context:
         for index, (token, origin) in enumerate(zip(outcome.tokens, outcome.origins, strict=True)):
             if self.is_finished:
                 break
-            if index == dead_end:
+            if index == first_invalid_position:
                 raise no_token_allowed()
             text_offsets.append(self._text.num_characters)
-            # The same origin whether or not it was drafted. The prompt's round is a forward in any case.
+            # The same origin whether or not it was drafted. The prompt's round is a forward pass in any case.
             is_forced = origin is not Origin.TARGET and token == self._forced_token()
             origins.append(Origin.FORCED if is_forced else origin)
             pieces.append(self._append(token))
         self.num_fed = len(self.tokens) - 1
-        while not self.is_finished and (forced := self._forced_token()) is not None:
-            text_offsets.append(self._text.num_characters)
-            pieces.append(self._append(forced))
-            origins.append(Origin.FORCED)
         self.num_forced += origins.count(Origin.FORCED)
-        logprobs: list[TokenLogprobs] = []
-        if outcome.logprobs:
-            each_or_certain = zip(chain(outcome.logprobs, repeat(CERTAIN)), origins, text_offsets, strict=False)
-            logprobs = [
-                replace(CERTAIN if origin is Origin.FORCED else each, text_offset=at)
-                for each, origin, at in each_or_certain
-            ]
+        logprobs = [
+            replace(CERTAIN if origin is Origin.FORCED else each, text_offset=at)
+            for each, origin, at in zip(outcome.logprobs, origins, text_offsets, strict=False)
+        ]
         emission = Emission(
             self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs)
         )
-        if self._reader is not None:
-            emission.reasoning, emission.tool_calls = self._reader.take_reasoning(), self._reader.take_deltas()
+        self.append_forced(emission)
         return emission
+
+    def append_forced(self, emission: Emission) -> None:
+        """Appends the next tokens that the output's format forces; `has_more_forced` if there may be more.
+
+        A token of a long fixed text takes a time that grows with what is left of the text.
+        """
+        for _ in range(MAX_FORCED_AT_ONCE):
+            forced = None if self.is_finished else self._forced_token()
+            self.has_more_forced = forced is not None
+            if forced is None:
+                break
+            if emission.logprobs:
+                emission.logprobs.append(replace(CERTAIN, text_offset=self._text.num_characters))
+            emission.pieces.append(self._append(forced))
+            emission.tokens.append(forced)
+            emission.origins.append(Origin.FORCED)
+            self.num_forced += 1
+        emission.is_last = self.is_finished
+        if self._reader is not None:
+            emission.reasoning += self._reader.take_reasoning()
+            emission.tool_calls += self._reader.take_deltas()
 
     def _append(self, token: int) -> str:
         """Returns the text that the token completes."""

@@ -110,10 +110,17 @@ class _SecretNames:
 
     def encode(self, text: str) -> list[int] | None:
         """Returns None if the model makes a control token of plain text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode_text(self._tokenizer, text)
         if self._in_model.intersection(ids):
             return None
         return [self._originals.get(token_id, token_id) for token_id in ids]
+
+
+def encode_text(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    """Lets other threads run and computes no offsets. The library's call for a single text does neither."""
+    [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _renamed(token: AddedToken, secret_names: dict[str, str]) -> AddedToken:

@@ -4,17 +4,18 @@ After a round both caches are cut to the tokens before its last, which has not b
 cache lacks, so prefill, full acceptance, forced tokens and a restarted server are not special cases.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
+from coordinator.acceptance import Outcome, Proposal, RoundNoise, VerifyResult, accept
 from coordinator.context import Context, Emission
 from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats, Round
 
 # `accept`, or `SyntheticAcceptance` in benchmarks.
-Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
+Decide = Callable[[Proposal, VerifyResult, RoundNoise], Outcome]
 
 
 async def generate(
@@ -26,12 +27,17 @@ async def generate(
             started_s = time.perf_counter()
             proposal = await policy.propose(context)
             proposed_s = time.perf_counter()
-            verdict = await target.verify(context, proposal)
+            verify_result = await target.verify(context, proposal)
             verified_s = time.perf_counter()
-            outcome = decide(proposal, verdict, context.round_noise)
-            finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
+            outcome = decide(proposal, verify_result, context.round_noise)
+            finished = Round(proposal, verify_result, outcome, started_s, proposed_s, verified_s)
             policy.learn(finished)
-            emission = context.extend(outcome, verdict.report.prompt_logprobs, verdict.dead_end)
+            emission = context.extend(
+                outcome, verify_result.report.prompt_logprobs, verify_result.first_invalid_position
+            )
+            while context.has_more_forced:
+                await asyncio.sleep(0)
+                context.append_forced(emission)
             policy.truncate(context.num_fed)
             target.truncate(context.num_fed)
             stats.count(finished, emission)

@@ -8,13 +8,14 @@ from functools import partial
 from coordinator.acceptance import SyntheticAcceptance, accept
 from coordinator.admission import ActiveGenerations, Admission
 from coordinator.beams.search import beam_search
-from coordinator.context import Emission, Request
+from coordinator.context import Emission
 from coordinator.decoding import generate
+from coordinator.generate_response import Choice, make_responses, trace_round
 from coordinator.policy.policies import Policies
-from coordinator.remote.place import Place, TargetPlace
-from coordinator.remote.pool import Member, TargetPool
+from coordinator.remote.placement import Placement
+from coordinator.remote.pool import Endpoint, Pool
 from coordinator.remote.target import RemoteTarget
-from coordinator.responses import Choice, make_responses, trace_round
+from coordinator.request import Request
 from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
@@ -28,7 +29,7 @@ Answer = UnreadAnswer[Choice]
 class Generations:
     """Runs generations. `target_timeout_s`: how long to wait for an unreachable target."""
 
-    target: TargetPool
+    target: Pool
     # Of the targets (`coordinator.remote.target.identity_of`).
     identity: str
     tokenizer: Tokenizer
@@ -45,7 +46,7 @@ class Generations:
         request = choice.context.request
         error: BaseException | None = None
         try:
-            async with self.admission.slot(self.target.num_reserved_tokens(request)):
+            async with self.admission.slot(self.target.num_reserved_tokens(request), request.owner):
                 choice.stats.admitted_s = time.perf_counter()
                 self.metrics.observe_queue(choice.stats.admitted_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
@@ -62,12 +63,12 @@ class Generations:
             self._hand_over(answer, choice, None)
             span.add(choice, error)
 
-    async def read(self, request: Request, member: Member) -> None:
+    async def read(self, request: Request, endpoint: Endpoint) -> None:
         """Reads a prompt into a target's cache; the request's max_tokens is 0."""
         choice = Choice(0, request, self.tokenizer)
         async with (
             self.admission.slot(self.target.num_reserved_tokens(request)),
-            contextlib.aclosing(self._generate(choice, member)) as rounds,
+            contextlib.aclosing(self._generate(choice, endpoint)) as rounds,
         ):
             async for _ in rounds:
                 pass
@@ -88,21 +89,26 @@ class Generations:
                     emission = replace(emission, trace=self._trace(choice, emission))
                 self._hand_over(answer, choice, emission)
 
-    def _generate(self, choice: Choice, member: Member | None = None) -> AsyncGenerator[Emission, None]:
+    def _generate(self, choice: Choice, endpoint: Endpoint | None = None) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
         # A custom drafter may raise here, before the target counts the generation.
         policy = self.policies.make(request)
-        target = RemoteTarget(self._place(choice, member), request, self.target_timeout_s)
+        target = RemoteTarget(self._placement(choice, endpoint), request, self.target_timeout_s)
         return generate(choice.context, policy, target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         has_read = partial(self.active.has_read, choice)
         return beam_search(
-            choice.context, self._place(choice), self.target_timeout_s, self.policies.resources, choice.stats, has_read
+            choice.context,
+            self._placement(choice),
+            self.target_timeout_s,
+            self.policies.resources,
+            choice.stats,
+            has_read,
         )
 
-    def _place(self, choice: Choice, member: Member | None = None) -> TargetPlace:
-        return Place(self.target, choice.context.request, choice.context.tokens, member)
+    def _placement(self, choice: Choice, endpoint: Endpoint | None = None) -> Placement:
+        return Placement(self.target, choice.context.request, choice.context.tokens, endpoint)
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Deferred, so that the next round's command is sent before this round's text.

@@ -1,4 +1,4 @@
-"""What an output format decides without a forward: forced tokens, the end of the text, and which drafts are choices."""
+"""What an output format decides without a forward pass: forced tokens, the end of the text, and which drafts are choices."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ import numpy as np
 
 from coordinator.acceptance import Proposal
 from paceline.grammar import Grammar, Guide
-from paceline.sampling import SamplingParams
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 
 class Guidance:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from coordinator.control_tokens import ControlTokens
 from coordinator.tokenizer import Tokenizer
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
+from paceline.infill_prompt import Infill
 
 T = TypeVar("T", str, list[int])
 

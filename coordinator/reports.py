@@ -1,4 +1,4 @@
-"""Details of proposals and verdicts for statistics, traces and the policy. Acceptance does not read them."""
+"""Details of proposals and verify results for statistics, traces and the policy. Acceptance does not read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class DraftReport:
     # Number of draft tokens requested.
     num_asked: int = 0
     # Name of the draft model that proposed, if one did.
-    draft: str = ""
+    draft_model: str = ""
     # Uncached context tokens: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
     # What the round waited for.
-    computed_us: int = 0
+    compute_us: int = 0
     queued_us: int = 0
     # Whether it was drafted while the target verified the round before.
     is_ahead: bool = False
@@ -41,16 +41,16 @@ class DraftReport:
     def split(self, num_choices: int) -> list[tuple[str, str, int]]:
         """Returns each drafter, its draft model, and its part of the first `num_choices` drafts that are not forced."""
         if not self.continued_by:
-            return [(self.drafter, self.draft, num_choices)]
+            return [(self.drafter, self.draft_model, num_choices)]
         first = min(num_choices, self.num_before)
-        return [(self.drafter, "", first), (self.continued_by, self.draft, num_choices - first)]
+        return [(self.drafter, "", first), (self.continued_by, self.draft_model, num_choices - first)]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     # Prefix tokens found in the target's cache.
     cached_tokens: int = 0
-    computed_us: int = 0
+    compute_us: int = 0
     queued_us: int = 0
     # In the prompt's round if requested: one per prompt token from the second on.
     prompt_logprobs: Sequence[TokenLogprobs] = ()

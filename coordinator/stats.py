@@ -1,7 +1,7 @@
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.context import Context, Emission
 from coordinator.reports import DraftReport, VerifyReport
 from paceline.results import Finish, Speculation, Timing
@@ -12,7 +12,7 @@ class Round:
     """Times are `time.perf_counter` seconds."""
 
     proposal: Proposal
-    verdict: Verdict
+    verify_result: VerifyResult
     outcome: Outcome
     started_s: float
     proposed_s: float
@@ -46,7 +46,7 @@ class GenerationStats:
     admitted_s: float | None = None
     first_token_us: int = 0
     cached_prompt_tokens: int = 0
-    # Rounds after the prompt's, one target forward each.
+    # Rounds after the prompt's, one target forward pass each.
     rounds: int = 0
     round_tokens: int = 0
     proposed_per_position: list[int] = field(default_factory=list)
@@ -80,7 +80,7 @@ class GenerationStats:
         self.forced += num_forced
         self.count_round(
             len(emission.tokens) - num_forced, num_proposed, num_accepted, finished.started_s, proposal.report,
-            finished.verdict.report,
+            finished.verify_result.report,
         )  # fmt: skip
 
     def count_round(
@@ -103,15 +103,15 @@ class GenerationStats:
             for (name, draft_name, num_own), (_, _, num_right) in parts:
                 proposed, accepted = self.by_source.get((name, draft_name), (0, 0))
                 self.by_source[name, draft_name] = proposed + num_own, accepted + num_right
-        self.draft_us += draft.computed_us
-        self.target_us += verify.computed_us
+        self.draft_us += draft.compute_us
+        self.target_us += verify.compute_us
         self.queued_us += draft.queued_us + verify.queued_us
         self.rounds_us += int((time.perf_counter() - started_s) * 1e6)
 
     def count_first_token(self) -> None:
         self.first_token_us = self.total_us
 
-    def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
+    def finish(self, context: Context, synthetic_acceptance_rate: float | None = None) -> Finish:
         """Leaves the reason empty while the generation runs."""
         lenience = context.request.speculation.lenience
         return Finish(
@@ -129,7 +129,7 @@ class GenerationStats:
                 accepted_per_position=list(self.accepted_per_position),
                 mean_acceptance_length=self.mean_acceptance_length,
                 lenience=lenience if lenience < 1 else None,
-                synthetic_acceptance=synthetic_acceptance,
+                synthetic_acceptance_rate=synthetic_acceptance_rate,
                 rounds_by_accepted=list(self.rounds_by_accepted),
                 prediction_accepted=self.prediction_accepted,
                 prediction_rejected=self.prediction_rejected,
@@ -141,7 +141,7 @@ class GenerationStats:
                 draft_ms=self.draft_us / 1e3,
                 target_ms=self.target_us / 1e3,
                 queued_ms=self.queued_us / 1e3,
-                wire_ms=self.wire_us / 1e3,
+                rpc_ms=self.rpc_us / 1e3,
             ),
             unenforced=context.request.unenforced,
             matched_stop=context.matched_stop,
@@ -171,7 +171,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Returns tokens per target forward."""
+        """Returns tokens per target forward pass."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -179,6 +179,6 @@ class GenerationStats:
         return int((time.perf_counter() - self.arrived_s) * 1e6)
 
     @property
-    def wire_us(self) -> int:
+    def rpc_us(self) -> int:
         """Returns the time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

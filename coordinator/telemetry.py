@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coordinator.admission import Admission
-from coordinator.context import Request
-from coordinator.drafters.bets import Bets
+from coordinator.drafters.ahead_stats import AheadStats
+from coordinator.generate_response import Choice
 from coordinator.remote.pool import Pool
-from coordinator.responses import Choice
+from coordinator.request import Request
 from coordinator.unread import UnreadAnswers
 from paceline.observability.exposition import LONG_S, SHORT_S
 from paceline.observability.logs import with_fields
@@ -28,7 +28,7 @@ from paceline.rpc.status import code_of
 
 log = logging.getLogger(__name__)
 # Fields of `paceline.results.Timing`.
-STAGES = ("draft", "target", "queued", "wire")
+STAGES = ("draft", "target", "queued", "rpc")
 Attributes = Mapping[str, Value]
 
 
@@ -47,11 +47,11 @@ class CoordinatorMetrics:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self._cached_tokens = counter("cached_prompt_tokens", "Prompt tokens found in the target's cache.")
         self._tokens = counter("generated_tokens", "Generated tokens.")
-        self._rounds = counter("rounds", "Speculative rounds: target forwards after the prompt's.")
+        self._rounds = counter("rounds", "Speculative rounds: target forward passes after the prompt's.")
         self._round_tokens = counter("round_tokens", "Tokens emitted by these rounds.")
-        self._drafts = counter("draft_tokens", "Draft tokens by drafter and draft model.", "source", "draft")
+        self._drafts = counter("draft_tokens", "Draft tokens by drafter and draft model.", "source", "draft_model")
         self._accepted = counter(
-            "accepted_draft_tokens", "Accepted draft tokens by drafter and draft model.", "source", "draft"
+            "accepted_draft_tokens", "Accepted draft tokens by drafter and draft model.", "source", "draft_model"
         )
         self._drafts_at = counter("draft_tokens_per_position", "Draft tokens by position in the round.", "position")
         self._accepted_at = counter(
@@ -114,11 +114,13 @@ class CoordinatorMetrics:
 class CoordinatorState(Collector):
     """Gauges read at scrape time."""
 
-    def __init__(self, admission: Admission, pools: Sequence[Pool], unread: UnreadAnswers, bets: Bets) -> None:
+    def __init__(
+        self, admission: Admission, pools: Sequence[Pool], unread: UnreadAnswers, ahead_stats: AheadStats
+    ) -> None:
         self._admission = admission
         self._pools = pools
         self._unread = unread
-        self._bets = bets
+        self._ahead_stats = ahead_stats
 
     def collect(self) -> Iterator[Metric]:
         admission = self._admission
@@ -129,13 +131,13 @@ class CoordinatorState(Collector):
         most.add_metric(["waiting"], admission.max_queue_size)
         yield most
         yield GaugeMetricFamily(
-            "paceline_unread_answer_bytes", "Bytes of responses that clients have not read.", self._unread.num_bytes
+            "paceline_unsent_response_bytes", "Bytes of responses that clients have not read.", self._unread.num_bytes
         )
         ahead = CounterMetricFamily(
             "paceline_drafts_ahead", "Proposals drafted while the target verified, by outcome.", labels=["outcome"]
         )
-        ahead.add_metric(["won"], self._bets.num_won)
-        ahead.add_metric(["lost"], self._bets.num_lost)
+        ahead.add_metric(["hit"], self._ahead_stats.num_hits)
+        ahead.add_metric(["miss"], self._ahead_stats.num_misses)
         yield ahead
         up = GaugeMetricFamily(
             "paceline_server_up", "Whether a model server is connected and responding.", labels=["server", "address"]
@@ -155,18 +157,18 @@ class CoordinatorState(Collector):
             "Tokens that these generations may come to have.",
             labels=["server", "address"],
         )
-        moves = CounterMetricFamily(
-            "paceline_moves", "Generations that went on at another server of the same kind.", labels=["server"]
+        migrations = CounterMetricFamily(
+            "paceline_migrations", "Migrations of generations to another server of the same kind.", labels=["server"]
         )
         for pool in self._pools:
-            moves.add_metric([pool.kind.name], pool.num_moves)
-            for member in pool.members:
-                labels = [pool.kind.name, member.link.address]
-                up.add_metric(labels, float(member.is_serving))
-                connections.add_metric(labels, member.link.epoch)
-                placed.add_metric(labels, member.num_placed)
-                reserved.add_metric(labels, member.num_reserved)
-        yield from (up, connections, placed, reserved, moves)
+            migrations.add_metric([pool.role], pool.num_migrations)
+            for endpoint in pool.endpoints:
+                labels = [pool.role, endpoint.link.address]
+                up.add_metric(labels, float(endpoint.is_serving))
+                connections.add_metric(labels, endpoint.link.epoch)
+                placed.add_metric(labels, endpoint.num_placed)
+                reserved.add_metric(labels, endpoint.num_reserved)
+        yield from (up, connections, placed, reserved, migrations)
 
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):

@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,10 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from coordinator.chat_template import ChatTemplate
+from coordinator.chat_template import NEXT_TURN, ChatTemplate, Ending
+from coordinator.control_tokens import encode_text
+from coordinator.stop_strings import NOTHING, StopStrings
+from coordinator.turns import EarliestDeadlineFirst
 from paceline.errors import ConfigError
 
 T = TypeVar("T")
@@ -24,8 +28,11 @@ CONTEXT_TOKENS = 8
 BROKEN = "\ufffd"
 # Tokens held back for an incomplete character; each new token decodes all of them.
 MAX_PENDING_TOKENS = 8
-# A longer text takes more than a few milliseconds to tokenize.
+# More characters take longer than a few milliseconds to tokenize. A text or a message costs as much as so many more.
 LONG_CHARACTERS = 10_000
+TEXT_CHARACTERS = 256
+# How long a text lets newer ones go first, by its number of characters: about ten times as long as it takes itself.
+PATIENCE_S = 2e-6
 
 
 class Tokenizer:
@@ -47,12 +54,15 @@ class Tokenizer:
         self.token_bytes = TokenBytes(self.backend)
         # One thread leaves cores for the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._turns = EarliestDeadlineFirst()
 
     async def run(self, encode: Callable[[], T], num_characters: int) -> T:
-        """Uses a thread if the text is long."""
+        """Uses a thread if the text is long: the shorter it is, the fewer are before it."""
         if num_characters < LONG_CHARACTERS:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+        loop = asyncio.get_running_loop()
+        async with self._turns.turn(loop.time() + num_characters * PATIENCE_S):
+            return await loop.run_in_executor(self._thread, encode)
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
@@ -82,17 +92,19 @@ class Tokenizer:
         return self._chat_template.render(messages, options)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids
+        return encode_text(self.backend, text, add_special_tokens)
 
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         options: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        ending: Ending = NEXT_TURN,
         parse_special_tokens: bool = False,
+        now: datetime | None = None,
     ) -> list[int]:
-        return self._chat_template.encode(messages, options or {}, add_generation_prompt, parse_special_tokens)
+        """`now`: what the template is told of the time; None: the time."""
+        now = now or datetime.now()
+        return self._chat_template.encode(messages, options or {}, ending, parse_special_tokens, now)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -116,16 +128,17 @@ class Tokenizer:
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
         return self.token_bytes.unfinished(ids)
 
-    def stream(self, stop: tuple[str, ...], before: Sequence[int] = ()) -> "TextStream":
+    def stream(self, stop: StopStrings | None = None, before: Sequence[int] = ()) -> "TextStream":
         return TextStream(self, stop, before)
 
 
 class TextStream:
     """Decodes one generation's tokens; holds back incomplete characters and text that may become a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: StopStrings | None, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
+        self._stop_state = NOTHING
         # The next token's offset, including text held back.
         self.num_characters = 0
         # Text that may become a stop string.
@@ -139,10 +152,7 @@ class TextStream:
         if is_end:
             return ""
         chunk = self._decode(token)
-        if self._stop:
-            return self._release(chunk, may_stop)
-        self.num_characters += len(chunk)
-        return chunk
+        return self._release(chunk, may_stop)
 
     def flush(self, may_stop: bool) -> str:
         """Returns held text as `finish` does, if another text follows."""
@@ -157,7 +167,7 @@ class TextStream:
         text = self._release(self._flush_decoder(), may_stop)
         if self.matched_stop:
             return text
-        held, self._held = self._held, ""
+        held, self._held, self._stop_state = self._held, "", NOTHING
         return text + held
 
     def _begin(self, context: list[int]) -> None:
@@ -217,24 +227,16 @@ class TextStream:
 
     def _release(self, chunk: str, may_stop: bool) -> str:
         self.num_characters += len(chunk)
-        if not self._stop:
+        if self._stop is None:
             return chunk
+        self._stop_state, start, found = self._stop.read(self._stop_state, chunk)
         text = self._held + chunk
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
-        if found:
-            # Of those at one place the shortest: it is whole first.
-            at, self.matched_stop = min(found)
-            self._held = ""
-            return text[:at]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+        if found and may_stop:
+            start, self._held, self.matched_stop = start + len(self._held), "", found
+            return text[:start]
+        num_out = len(text) - self._stop.num_held(self._stop_state)
+        self._held = text[num_out:]
+        return text[:num_out]
 
 
 # UTF-8 has at most 4 bytes per character.

@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.serving.settings import ModelServerSettings
+from paceline.rpc.channel import DRAFT_ADDRESS
+from paceline.serving.settings import SUPPORT_MASS, SUPPORT_SIZE, ModelServerSettings
+from paceline.settings import ListenAddress
 
 
 class DraftSettings(ModelServerSettings):
@@ -20,6 +22,7 @@ class DraftSettings(ModelServerSettings):
     )
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
+    listen: ListenAddress = Field(DRAFT_ADDRESS, description="HOST:PORT or unix:PATH")
     model: str = Field(
         "smollm2-135m-draft", description="name from `paceline models`, hub id, folder, GGUF file, or dummy:NAME"
     )
@@ -35,6 +38,8 @@ class DraftSettings(ModelServerSettings):
         description="CPU only: draft from the first N token ids and the tokens of the context; 0 uses the whole vocabulary (default: 32768 for vocabularies of 65536 or more)",
     )
     support_size: int = Field(
-        256, ge=1, le=4096, description="maximum number of token ids that a sampled draft chooses from"
+        SUPPORT_SIZE, ge=1, le=4096, description="maximum number of token ids that a sampled draft chooses from"
     )
-    support_mass: float = Field(0.995, gt=0, le=1, description="probability mass that these token ids cover at most")
+    support_mass: float = Field(
+        SUPPORT_MASS, gt=0, le=1, description="probability mass that these token ids cover at most"
+    )

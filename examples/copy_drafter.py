@@ -1,8 +1,9 @@
 """A custom drafter: proposes what followed the newest token's last occurrence in the prompt."""
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
+from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
+from coordinator.request import Request
 
 
 class CopyDrafter(Drafter):

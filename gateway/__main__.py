@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -14,16 +16,18 @@ from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.http import HttpConnection
+from gateway.http import CONNECTIONS_PER_REQUEST, Connections, HttpConnection
 from paceline.observability.exposition import exposed
 from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
-from paceline.rpc.tls import Reloaded, Tls
+from paceline.rpc.tls import Tls
 from paceline.settings import parse_settings
 
 log = logging.getLogger(__name__)
 # Longer than clients keep idle connections (httpx: 5 s): a request sent on a connection that closes fails.
 KEEP_ALIVE_S = 75
+# For coordinators, logs and files, beside the clients' connections.
+OTHER_FILES = 256
 
 
 class GatewayServer(uvicorn.Server):
@@ -58,7 +62,8 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
         sockets = [_bind(settings.listen)]
         scheme, host = "https" if settings.tls else "http", settings.listen.rpartition(":")[0]
         address = f"{scheme}://{host}:{sockets[0].getsockname()[1]}"
-    config = uvicorn.Config(app, http=HttpConnection, **options)
+    connections = Connections(_max_connections(settings.max_open_requests))
+    config = uvicorn.Config(app, http=partial(HttpConnection, connections=connections), **options)  # type: ignore[arg-type]
     # Logged below.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = GatewayServer(config)
@@ -78,7 +83,7 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
 
 def reloading_context(tls: Tls) -> ssl.SSLContext:
     """Serves the files' current certificates. Raises ConfigError."""
-    contexts = Reloaded(tls, tls.server_context)
+    contexts = tls.reloaded(tls.server_context)
     first = contexts.value
 
     def use_newest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -88,6 +93,17 @@ def reloading_context(tls: Tls) -> ssl.SSLContext:
 
     first.sni_callback = use_newest
     return first
+
+
+def _max_connections(max_open_requests: int) -> int:
+    """Raises the process's limit of open files as far as it may, and returns how many are left for connections."""
+    wanted = CONNECTIONS_PER_REQUEST * max_open_requests
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted + OTHER_FILES:
+        soft = wanted + OTHER_FILES if hard == resource.RLIM_INFINITY else min(hard, wanted + OTHER_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = min(wanted, max(1, soft - OTHER_FILES))
+    return wanted
 
 
 def _bind(listen: str) -> socket.socket:

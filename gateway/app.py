@@ -1,8 +1,9 @@
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from gateway.config import GatewaySettings
 from gateway.dialects.chat import Chat
@@ -19,10 +21,10 @@ from gateway.dialects.infill import FillInTheMiddle
 from gateway.dialects.messages import Messages
 from gateway.dialects.responses import Responses
 from gateway.endpoints import CountEndpoint, DetokenizeErrors, Endpoints, Gateway, GenerateEndpoint, TokenizeErrors
-from gateway.errors import Errors, Fault
-from gateway.middleware import Guard, SlashIgnored
+from gateway.errors import Errors, HttpError
+from gateway.middleware import AdmissionMiddleware, SlashIgnored
 from gateway.telemetry import GatewayMetrics, RequestSpans
-from paceline.keys import KeyRing, is_of_this_machine
+from paceline.keys import KeyRing, is_loopback, is_of_this_machine, is_private_name
 from paceline.observability.spans import NO_SPANS, Spans
 
 COUNT_INPUT, COUNT_MESSAGES = "/v1/responses/input_tokens", "/v1/messages/count_tokens"
@@ -34,15 +36,23 @@ DIALECTS: tuple[Dialect, ...] = (
     MESSAGES := Messages(),
     FillInTheMiddle(),
 )
-ERRORS: Mapping[str, Errors] = {each.path: each for each in DIALECTS} | {
+_ERRORS: Mapping[str, Errors] = {each.path: each for each in DIALECTS} | {
     COUNT_INPUT: RESPONSES,
     COUNT_MESSAGES: MESSAGES,
     "/tokenize": TokenizeErrors(),
     "/detokenize": DetokenizeErrors(),
 }
+OPENAI_ERRORS = Errors()
 STATIC = Path(__file__).parent / "static"
 # The page loads nothing from elsewhere and runs no inline scripts.
 PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type-options": "nosniff"}
+
+
+def errors_of(scope: Scope) -> Errors:
+    """Returns the spelling of a request's errors. Anthropic's clients name their version on every path."""
+    path: str = scope["path"]
+    is_anthropic = path.startswith("/v1/messages/") or "anthropic-version" in Headers(scope=scope)
+    return _ERRORS.get(path, MESSAGES if is_anthropic else OPENAI_ERRORS)
 
 
 def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
@@ -91,21 +101,33 @@ def make_middleware(
 ) -> list[Middleware]:
     """Orders middleware from the outside in."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
-    loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
     middleware = [Middleware(SlashIgnored)]
-    if settings.allow_origin is not None:
+    if settings.allowed_origins:
         cors = Middleware(
-            CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
+            CORSMiddleware, allow_origins=[each.strip() for each in settings.allowed_origins.split(",")], allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=["retry-after", "x-request-id"],
         )  # fmt: skip
         middleware.append(cors)
     if spans.are_kept:
         middleware.append(Middleware(RequestSpans, spans=spans, paths=[each.path for each in DIALECTS]))
     guard = Middleware(
-        Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, counted_paths=paths,
-        errors=ERRORS, metrics=metrics,
+        AdmissionMiddleware, keys=keys, max_open=settings.max_open_requests, is_own_host=_own_hosts(settings), counted_paths=paths,
+        errors_of=errors_of, metrics=metrics,
     )  # fmt: skip
     return [*middleware, guard]
+
+
+def _own_hosts(settings: GatewaySettings) -> Callable[[str], bool] | None:
+    """Returns which hosts are served; None: all.
+
+    A page's script has no key, and no certificate is valid for its name; a proxy is in front of a socket.
+    """
+    if settings.api_keys or settings.listen.startswith("unix:"):
+        return None
+    is_own = is_loopback if is_of_this_machine(settings.listen) else is_private_name
+    if is_own is is_private_name and settings.tls:
+        return None
+    return lambda host: is_own(host) or settings.allows_host(host)
 
 
 async def page(request: Request) -> Response:
@@ -113,8 +135,8 @@ async def page(request: Request) -> Response:
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
-    """Leaves the response to `Guard`."""
+    """Leaves the response to `AdmissionMiddleware`."""
     assert isinstance(error, HTTPException)
     # StaticFiles does not name the methods it allows.
     headers = error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else None)
-    raise Fault(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}", headers=headers)
+    raise HttpError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}", headers=headers)

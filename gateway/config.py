@@ -8,13 +8,14 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from paceline.keys import find_key
-from paceline.rpc.members import Members
-from paceline.sampling import SamplingParams
-from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_value_error
+from paceline.rpc.address_source import AddressSource
+from paceline.rpc.channel import COORDINATOR_ADDRESS
+from paceline.sampling_params import SamplingParams
+from paceline.settings import ListenAddress, PublicSettings, ServiceSettings, as_value_error
 
 
 def _check_coordinators(text: str) -> str:
-    as_value_error(lambda: Members("coordinators", text))
+    as_value_error(lambda: AddressSource("coordinators", text))
     return text
 
 
@@ -33,32 +34,40 @@ def _check_sampling(text: str) -> str:
     return text
 
 
-class GatewaySettings(FrontSettings, ServiceSettings):
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, each.strip()) for each in patterns.split(","))
+
+
+class GatewaySettings(PublicSettings, ServiceSettings):
     """Serves an OpenAI-compatible HTTP API for one or more coordinators."""
 
     toml_table: ClassVar[str] = "gateway"
-    first_in_help: ClassVar[tuple[str, ...]] = ("listen", "coordinators", "model_name", "api_keys", "no_keys")
+    first_in_help: ClassVar[tuple[str, ...]] = ("listen", "coordinators", "served_model_name", "api_keys", "no_keys")
     model_config = SettingsConfigDict(env_prefix="PACELINE_GATEWAY_")
 
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
     coordinators: Annotated[str, AfterValidator(_check_coordinators)] = Field(
-        "127.0.0.1:50050", description="coordinators: addresses separated by commas, dns:NAME:PORT or file:PATH"
+        COORDINATOR_ADDRESS, description="coordinators: addresses separated by commas, dns:NAME:PORT or file:PATH"
     )
     retry_timeout: float = Field(
         60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
     )
-    model_name: str | None = Field(None, description="model name that clients see; default: the target model's own")
-    allow_origin: str | None = Field(
-        None, description="CORS: origin whose pages may call the API, or * for all; default: none"
+    served_model_name: str = Field(
+        "",
+        description="names of the model for clients, separated by commas; * matches anything; the first is reported, "
+        "unless it has a *; default: the target model's own",
+    )
+    allowed_origins: str = Field(
+        "", description="CORS: origins whose pages may call the API, separated by commas, or * for all"
+    )
+    allowed_hosts: str = Field(
+        "", description="without keys: more host names to serve, separated by commas; * matches anything"
     )
     tool_choice_default: Literal["auto", "required", "none"] = Field(
         "auto", description="tool_choice of requests with tools that leave it out"
     )
     sampling_defaults: Annotated[str, AfterValidator(_check_sampling)] = Field(
         "{}", description='JSON object of sampling parameters for requests that leave them out, e.g. {"temperature": 0}'
-    )
-    also_called: str = Field(
-        "", description="aliases that requests may use for the model, separated by commas; * matches anything"
     )
     max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body, in bytes")
     max_open_requests: int = Field(
@@ -74,6 +83,16 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     def parsed_sampling_defaults(self) -> dict[str, Any]:
         return dict(json.loads(self.sampling_defaults))
 
+    @property
+    def reported_model_name(self) -> str | None:
+        """Returns the first served name; None if it is a pattern or there is none: then it is the target's own."""
+        first = self.served_model_name.split(",")[0].strip()
+        return first if first and "*" not in first else None
+
     def is_name(self, model: str) -> bool:
-        """Returns whether `also_called` has the name."""
-        return any(fnmatchcase(model, each.strip()) for each in self.also_called.split(","))
+        """Returns whether `served_model_name` has the name."""
+        return _matches(model, self.served_model_name)
+
+    def allows_host(self, host: str) -> bool:
+        """Returns whether `allowed_hosts` has the name."""
+        return bool(host) and _matches(host.lower(), self.allowed_hosts.lower())

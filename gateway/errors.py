@@ -1,4 +1,4 @@
-"""Faults of requests, and how OpenAI's APIs spell them."""
+"""Errors of requests, and how OpenAI's APIs spell them."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _TYPES = {
 _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
-class Fault(Exception):
+class HttpError(Exception):
     """Why a request fails, whatever the API; `Errors` spells it.
 
     field: as the client calls it.
@@ -54,15 +54,17 @@ class Errors:
     # Headers with the request's id, in every response.
     id_headers: ClassVar[tuple[str, ...]] = (REQUEST_ID_HEADER,)
 
-    def status_of(self, fault: Fault) -> int:
-        return fault.status
+    def status_of(self, http_error: HttpError) -> int:
+        return http_error.status
 
-    def error_body(self, fault: Fault, request_id: str) -> dict[str, Any]:
-        kind = _TYPES.get(fault.status, "invalid_request_error")
-        return {"error": {"message": fault.message, "type": kind, "param": fault.field, "code": fault.code}}
+    def error_body(self, http_error: HttpError, request_id: str) -> dict[str, Any]:
+        kind = _TYPES.get(http_error.status, "invalid_request_error")
+        return {
+            "error": {"message": http_error.message, "type": kind, "param": http_error.field, "code": http_error.code}
+        }
 
-    def response(self, fault: Fault, request_id: str = "") -> "JsonResponse":
-        return JsonResponse(self.error_body(fault, request_id), self.status_of(fault), fault.headers)
+    def response(self, http_error: HttpError, request_id: str = "") -> "JsonResponse":
+        return JsonResponse(self.error_body(http_error, request_id), self.status_of(http_error), http_error.headers)
 
 
 class JsonResponse(Response):
@@ -72,61 +74,72 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-def bad_request(name: str | None, message: str, code: str | None = None) -> Fault:
-    return Fault(400, message, name, code)
+def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
+    return HttpError(400, message, name, code)
 
 
-def bad_value(field: str, value: Any, allowed: str) -> Fault:
-    return bad_request(field, f"{field} is {value!r:.80}; it must be {allowed}")
+def bad_value(field: str, value: Any, allowed: str) -> HttpError:
+    return bad_request(field, f"{field} is {errors.shown(value)}; it must be {allowed}")
 
 
-def unauthorized(message: str) -> Fault:
+def unauthorized(message: str) -> HttpError:
     headers = {"www-authenticate": "Bearer"}
-    return Fault(401, message, code="invalid_api_key", headers=headers)
+    return HttpError(401, message, code="invalid_api_key", headers=headers)
 
 
-def no_such_model(model: str, known: str) -> Fault:
+def no_such_model(model: str, known: str) -> HttpError:
     message = f"model {model[:200]!r} is not available; this gateway serves {known!r}"
-    return Fault(404, message, "model", "model_not_found")
+    return HttpError(404, message, "model", "model_not_found")
 
 
-def too_large(max_bytes: int) -> Fault:
-    return Fault(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
+def too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
 
 
-def too_many(message: str, retry_after_s: float | None = None) -> Fault:
+def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
     wait_s = RETRY_AFTER_S if retry_after_s is None else max(1, math.ceil(retry_after_s))
     headers = {"retry-after": str(wait_s)}
-    return Fault(429, message, code="rate_limit_exceeded", headers=headers)
+    return HttpError(429, message, code="rate_limit_exceeded", headers=headers)
 
 
-def internal() -> Fault:
-    return Fault(500, "internal error; see the gateway's log")
+def internal() -> HttpError:
+    return HttpError(500, "internal error; see the gateway's log")
 
 
-def unavailable(message: str) -> Fault:
+def unavailable(message: str) -> HttpError:
     headers = {"retry-after": str(RETRY_AFTER_S)}
-    return Fault(503, message, code="unavailable", headers=headers)
+    return HttpError(503, message, code="unavailable", headers=headers)
 
 
-def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> Fault:
+def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
     message = str(error)
     match error:
         case errors.InvalidArgument():
-            named = renamed(error, names)
-            return Fault(400, str(named), named.field, _CODES.get(error.reason), excess=error.excess)
+            named, code, excess = renamed(error, names), _CODES.get(error.reason), error.excess
+            if code == "context_length_exceeded" and excess is not None:
+                # Agents know OpenAI's sentence by its text, and then compact the conversation.
+                message = (
+                    f"This model's maximum context length is {excess.limit} {excess.unit}. However, your {named.field} "
+                    f"resulted in {excess.count} {excess.unit}. Please shorten it. ({code})"
+                )
+            else:
+                message = str(named)
+            return HttpError(400, message, named.field, code, excess=excess)
         case errors.OutOfRange():
             return bad_request(None, message)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():
-            return Fault(403, message, code="permission_denied")
+            return HttpError(403, message, code="permission_denied")
         case errors.ResourceExhausted():
             return too_many(message, error.retry_after_s)
+        case errors.FatalRequest():
+            # A status that clients do not retry.
+            return HttpError(422, message, code="fatal_request")
         case errors.Unavailable():
             return unavailable(message)
         case _:
-            return Fault(500, message)
+            return HttpError(500, message)
 
 
 def renamed(error: errors.InvalidArgument, names: FieldNames) -> errors.InvalidArgument:
@@ -137,9 +150,9 @@ def renamed(error: errors.InvalidArgument, names: FieldNames) -> errors.InvalidA
     return error.renamed(names[head] + error.field[len(head) :]) if head else error
 
 
-def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> Fault:
+def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
     """Hides the details of unexpected exceptions."""
-    if isinstance(error, Fault):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, RecursionError):
         return bad_request("body", "the body is nested too deeply")

@@ -1,8 +1,14 @@
 """HTTP connections and request bodies, with limits on size and time."""
 
 import asyncio
+import socket
+import sys
 import zlib
-from typing import Any
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import httptools
 import orjson
@@ -11,73 +17,195 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import Errors, Fault, bad_request, too_large
+from gateway.errors import Errors, HttpError, bad_request, too_large, too_many
 
-# For the request line and headers; clients send 1 or 2 KiB.
+T = TypeVar("T")
+# For the request line and headers, and again for a chunked body's trailers and extensions; clients send 1 or 2 KiB.
 MAX_HEADER_BYTES = 64 << 10
-# Time for the headers, from the connection or the end of the previous request.
+MAX_HEADERS = 256
+# Requests that wait for the response before them.
+MAX_PIPELINED = 64
+# Time for the headers, from the connection, the end of the previous request, or its first byte.
 HEADERS_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 30.0
+# Time for what a client has not read of a response: this, and more for a long one.
+READ_TIMEOUT_S = 60.0
+MIN_READ_BYTES_PER_S = 16 << 10
+# The kernel buffers megabytes otherwise, and takes more only when a third of them is read.
+MAX_UNSENT_BYTES = 128 << 10
+# A body of this size is parsed in a few milliseconds.
+LARGE_BYTES = 64 << 10
+# Large bodies held at once, as many as have the greatest size, and the values in one.
+MAX_BODIES_AT_ONCE = 16
+MAX_VALUES = 1 << 20
+# A request has one connection; as many others may be idle.
+CONNECTIONS_PER_REQUEST = 2
 # Makes zlib expect gzip's header and trailer.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 # zlib copies its remaining input after each gzip member: many short members would take quadratic time.
 _GZIP_PIECE = 4096
 
 
-class HttpConnection(HttpToolsProtocol):
-    """Limits the size and time of headers; uvicorn does not."""
+class Connections:
+    """Counts open connections. At the limit the one that has waited longest for a request makes room."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_open = 0
+        # Without a request, in the order in which they began to wait.
+        self._waiting: OrderedDict[HttpConnection, None] = OrderedDict()
+
+    def open(self, connection: "HttpConnection") -> bool:
+        """Returns whether there is room."""
+        self._num_open += 1
+        if self._num_open > self._limit:
+            if not self._waiting:
+                return False
+            self._waiting.popitem(last=False)[0].abort()
+        self.wait(connection)
+        return True
+
+    def wait(self, connection: "HttpConnection") -> None:
+        self._waiting[connection] = None
+        self._waiting.move_to_end(connection)
+
+    def work(self, connection: "HttpConnection") -> None:
+        self._waiting.pop(connection, None)
+
+    def close(self, connection: "HttpConnection") -> None:
+        self._num_open -= 1
+        self.work(connection)
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Bounds what uvicorn does not: the size and the time of what a client sends, and the time in which it reads.
+
+    A connection without a request in progress has a timer, or uvicorn's for keep-alive. One with a response that the client
+    does not read has another.
+    """
+
+    def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._num_header_bytes = 0
+        self._connections = connections or Connections(sys.maxsize)
+        # Of the headers of one request, and of its trailers.
+        self._num_headers = self._num_header_bytes = 0
+        # Received since the last part of a body, or the last end of headers or request.
+        self._num_pending_bytes = 0
+        # Whether a request has begun, and its headers are complete, and it is not.
+        self._has_begun = self._is_body = False
+        self._fault: tuple[int, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_header_timer()
+        # Any unread byte pauses: then the timer runs, also after the end of a response.
+        transport.set_write_buffer_limits(high=1, low=0)
+        if (connection := transport.get_extra_info("socket")).family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+        if self._connections.open(self):
+            self._start_timer()
+        else:
+            self._refuse(503, "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
+        self._connections.close(self)
+        self._stop_timer()
+        self._stop_read_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_waiting = self._timer is not None
         self._unset_keepalive_if_required()
+        self._num_pending_bytes += len(data)
         try:
             self._parse(data)
-        except httptools.HttpParserError:
-            self.logger.warning("Invalid HTTP request received.")
-            self.send_400_response("Invalid HTTP request received.")
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            status, message = self._fault or (400, "Invalid HTTP request received.")
+            self.logger.warning(message)
+            self._refuse(status, message)
             return
-        if self._timer is None:
-            # The rest is a body, which has its own limits.
-            self._num_header_bytes = 0
-        elif was_waiting:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES:
-                self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+        if self._num_pending_bytes > MAX_HEADER_BYTES:
+            self._refuse(*_TOO_MANY_HEADERS)
+        elif self._is_waiting and self._timer is None:
+            self._start_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_read_timer()
+        unread_s = self.transport.get_write_buffer_size() / MIN_READ_BYTES_PER_S
+        self._read_timer = self.loop.call_later(READ_TIMEOUT_S + unread_s, self.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_read_timer()
+        super().resume_writing()
+
+    def abort(self) -> None:
+        """Closes at once, whatever is unread."""
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._start_header_timer()
+        self._has_begun = True
+        self._num_headers = self._num_header_bytes = 0
+        if self._is_waiting:
+            self._start_timer()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count_header(len(name) + len(value))
+        # Trailers are ignored (RFC 9110, 6.5.1).
+        if not self._is_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._num_pending_bytes = 0
         if self._is_upgrade:
             return
-        self._stop_header_timer()
+        if self.parser.get_method() == b"CONNECT":
+            self._fail(400, "CONNECT is not supported")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._fail(429, f"more than {MAX_PIPELINED} requests wait for a response")
+        self._is_body = True
+        self._stop_timer()
+        self._connections.work(self)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_pending_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        if not self._is_upgrade:
-            super().on_message_complete()
+        self._num_pending_bytes = 0
+        if self._is_upgrade:
+            return
+        self._has_begun = self._is_body = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_waiting and not self.transport.is_closing():
+            self._connections.wait(self)
+            if self._has_begun:
+                # The rest of a body that nobody read, or the next request's beginning.
+                self._start_timer()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] != "1.1":
             app = _for_http_1_0(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request is in progress."""
+        return self.cycle is None or self.cycle.response_complete
 
     @property
     def _is_upgrade(self) -> bool:
@@ -86,14 +214,17 @@ class HttpConnection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Ignores an offered upgrade (RFC 9110, 7.8): httptools would take the body for data of the other protocol."""
-        while True:
+        while data:
             try:
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                head = self._head_without_upgrade()
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                # By itself: what is left of `data` grows shorter with each turn, and this offers nothing.
+                self.parser.feed_data(head)
+                data = data[upgrade.args[0] :]
 
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
@@ -101,21 +232,40 @@ class HttpConnection(HttpToolsProtocol):
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def _start_header_timer(self) -> None:
-        self._stop_header_timer()
-        self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._on_header_timeout)
+    def _count_header(self, num_bytes: int) -> None:
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > MAX_HEADER_BYTES or self._num_headers > MAX_HEADERS:
+            self._fail(*_TOO_MANY_HEADERS)
 
-    def _stop_header_timer(self) -> None:
+    def _fail(self, status: int, message: str) -> None:
+        """Ends parsing, from a callback of the parser."""
+        self._fault = status, message
+        raise ValueError(message)
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(BODY_TIMEOUT_S if self._is_body else HEADERS_TIMEOUT_S, self._on_timeout)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_header_timeout(self) -> None:
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _on_timeout(self) -> None:
         self._timer = None
-        self._refuse(408, f"the headers did not arrive within {HEADERS_TIMEOUT_S:.0f} s")
+        if self._is_body:
+            # Its response is out.
+            self.transport.close()
+        else:
+            self._refuse(408, f"the headers did not arrive within {HEADERS_TIMEOUT_S:.0f} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        self._stop_header_timer()
+        self._stop_timer()
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
             # Its body can't be read to the end, so this is its response.
@@ -123,11 +273,14 @@ class HttpConnection(HttpToolsProtocol):
             cycle.message_event.set()
         # Not after an unfinished response.
         if cycle is None or cycle.response_complete:
-            response = Errors().response(Fault(status, message))
+            response = Errors().response(HttpError(status, message))
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(response.body))
         self.transport.close()
+
+
+_TOO_MANY_HEADERS = 431, f"the headers are larger than {MAX_HEADER_BYTES} bytes, or more than {MAX_HEADERS}"
 
 
 def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
@@ -148,11 +301,50 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     return answer
 
 
-async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Raises Fault: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400."""
+class Bodies:
+    """Reads and parses request bodies in bounded memory. Large ones take turns on a thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of one body."""
+        self._max_bytes = max_bytes
+        self._room_bytes = MAX_BODIES_AT_ONCE * max_bytes
+        # One, so that any number of large bodies takes one share of the interpreter.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the body; what it becomes inside counts with it.
+
+        Raises HttpError: 413 (too large), 415 (content type or encoding), 408 (too slow), 429 (no room), or 400.
+        """
+        num_held = 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal num_held
+            self._room_bytes -= num_bytes - num_held
+            num_held = num_bytes
+            if self._room_bytes < 0 and num_bytes > LARGE_BYTES:
+                raise too_many("the bodies of open requests take too much memory together")
+
+        try:
+            data = await _receive(request, self._max_bytes, hold)
+            request.state.num_body_bytes = len(data)
+            yield await self.run(request, lambda: _parse_json(data))
+        finally:
+            self._room_bytes += num_held
+
+    async def run(self, request: Request, work: Callable[[], T]) -> T:
+        """`work`: linear in the body's size."""
+        if request.state.num_body_bytes <= LARGE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+async def _receive(request: Request, max_bytes: int, hold: Callable[[int], None]) -> bytearray:
+    """`hold`: called with the bytes received so far."""
     # Browsers send other types across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Fault(415, "content-type must be application/json")
+        raise HttpError(415, "content-type must be application/json")
     gunzip = Gunzip() if _is_gzip(request.headers) else None
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large(max_bytes)
@@ -164,11 +356,22 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
                 data += part if gunzip is None else gunzip.feed(part, max_bytes + 1 - len(data))
                 if max(num_received, len(data)) > max_bytes:
                     raise too_large(max_bytes)
+                hold(len(data))
     except TimeoutError:
         message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
-        raise Fault(408, message) from None
+        raise HttpError(408, message) from None
     if gunzip is not None:
         gunzip.finish()
+    return data
+
+
+def _parse_json(data: bytearray) -> dict[str, Any]:
+    """Raises HttpError."""
+    # Counts those in texts too; each would take ten times its text's memory.
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise bad_request(
+            "body", f"the body has too many values; it must have at most {MAX_VALUES} commas and brackets"
+        )
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -179,10 +382,10 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def _is_gzip(headers: Headers) -> bool:
-    """Raises Fault for other encodings."""
+    """Raises HttpError for other encodings."""
     transfer = headers.get("transfer-encoding", "chunked")
     if transfer.lower() != "chunked":
-        raise Fault(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked")
+        raise HttpError(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked")
     given = ", ".join(headers.getlist("content-encoding"))
     codings = [each.strip().lower() for each in given.split(",")]
     # x-gzip is gzip (RFC 9110, 8.4.1.3).
@@ -192,7 +395,7 @@ def _is_gzip(headers: Headers) -> bool:
         case ["gzip" | "x-gzip"]:
             return True
     message = f"content-encoding is {given!r:.80}; it must be gzip or identity"
-    raise Fault(415, message, "content-encoding", headers={"accept-encoding": "gzip"})
+    raise HttpError(415, message, "content-encoding", headers={"accept-encoding": "gzip"})
 
 
 class Gunzip:
@@ -202,25 +405,25 @@ class Gunzip:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
     def feed(self, data: bytes, max_bytes: int) -> bytearray:
-        """Returns up to `max_bytes`. Raises Fault for corrupt data."""
+        """Returns up to `max_bytes`. Raises HttpError for corrupt data."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
-            piece = data[start : start + _GZIP_PIECE]
-            while piece and len(found) < max_bytes:
+            chunk = data[start : start + _GZIP_PIECE]
+            while chunk and len(found) < max_bytes:
                 if self._member.eof:
                     self._member = zlib.decompressobj(_GZIP_WBITS)
                 try:
-                    found += self._member.decompress(piece, max_bytes - len(found))
+                    found += self._member.decompress(chunk, max_bytes - len(found))
                 except zlib.error as error:
                     raise _not_gzip(str(error)) from None
-                piece = self._member.unused_data
+                chunk = self._member.unused_data
         return found
 
     def finish(self) -> None:
-        """Raises Fault if the data is truncated."""
+        """Raises HttpError if the data is truncated."""
         if not self._member.eof:
             raise _not_gzip("it is truncated")
 
 
-def _not_gzip(why: str) -> Fault:
+def _not_gzip(why: str) -> HttpError:
     return bad_request("body", f"the body is not valid gzip data: {why}")

@@ -5,7 +5,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -13,13 +13,14 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import REQUEST_ID_HEADER, Errors, Fault, bad_request, from_exception, too_many, unauthorized
+from gateway.errors import REQUEST_ID_HEADER, Errors, HttpError, bad_request, from_exception, too_many, unauthorized
 from gateway.telemetry import GatewayMetrics, record_failure
 from paceline.errors import PacelineError
-from paceline.keys import KeyRing, is_loopback
+from paceline.keys import KeyRing
 from paceline.observability import logs
 from paceline.observability.logs import with_fields
-from paceline.sampling import MAX_ID_CHARACTERS
+from paceline.sampling_params import MAX_ID_CHARACTERS
+from paceline.shares import Shares, same_weight
 
 log = logging.getLogger(__name__)
 # Served without a key: health checks, and the page, which has a field for the key.
@@ -28,7 +29,6 @@ OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
 OPEN_FOLDER = "/static/"
 # Logged at DEBUG.
 QUIET_PATHS = (*HEALTH_PATHS, "/metrics")
-OPENAI_ERRORS = Errors()
 # Characters left unquoted in headers.
 _PLAIN = string.punctuation + " "
 # A Host header (RFC 3986): a name or an address, IPv6 in brackets, and an optional port.
@@ -48,7 +48,7 @@ class SlashIgnored:
         await self._app(scope, receive, send)
 
 
-class Guard:
+class AdmissionMiddleware:
     """Admits requests by key, host and number of open requests; turns all exceptions into responses.
 
     Sets `key`, its `owner` and `request_id` in the request's state.
@@ -59,31 +59,32 @@ class Guard:
         app: ASGIApp,
         keys: KeyRing | None,
         max_open: int,
-        loopback_only: bool,
+        is_own_host: Callable[[str], bool] | None,
         counted_paths: Collection[str],
-        errors: Mapping[str, Errors],
+        errors_of: Callable[[Scope], Errors],
         metrics: GatewayMetrics,
     ) -> None:
         """keys: None admits everyone.
-        loopback_only: refuse other hosts, against DNS rebinding.
+        max_open: requests at a time, apart from those for OPEN_PATHS.
+        is_own_host: refuse other hosts, against DNS rebinding.
         counted_paths: other paths share one metric label.
-        errors: by path.
+        errors_of: how a request's errors are spelled.
         """
         self._app = app
         self._keys = keys
         self._max_open = max_open
-        self._loopback_only = loopback_only
+        self._is_own_host = is_own_host
+        self._places = Shares(max_open, same_weight if keys is None else keys.weight_of)
         self._counted_paths = counted_paths
-        self._errors = errors
+        self._errors_of = errors_of
         self._metrics = metrics
-        self.num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started_s, status = time.perf_counter(), 0
-        errors = self._errors.get(scope["path"], OPENAI_ERRORS)
+        errors = self._errors_of(scope)
 
         async def send_noted(message: Message) -> None:
             nonlocal status
@@ -98,12 +99,13 @@ class Guard:
         state = scope.setdefault("state", {})
         state["key"] = key
         _set_request_id(state, secrets.token_hex(12))
-        self.num_open += 1
+        has_place = False
         self._metrics.count_open(1)
         try:
             _take_request_id_from_headers(state, headers)
             name = self._authorize(scope["path"], _read_host(scope, headers), key)
             state["owner"] = name
+            has_place = self._take_place(scope["path"], name)
             await self._app(scope, receive, send_noted)
         except ClientDisconnect:
             # The client disconnected while sending its body.
@@ -111,13 +113,14 @@ class Guard:
         except Exception as error:
             if status:
                 raise
-            fault = from_exception(error, errors.field_names)
-            if fault.status == 500 and not isinstance(error, PacelineError):
+            http_error = from_exception(error, errors.field_names)
+            if http_error.status == 500 and not isinstance(error, PacelineError):
                 log.exception("request failed", exc_info=error)
             record_failure(error)
-            await errors.response(fault, state["request_id"])(scope, receive, send_noted)
+            await errors.response(http_error, state["request_id"])(scope, receive, send_noted)
         finally:
-            self.num_open -= 1
+            if has_place:
+                self._places.give_back(name)
             self._metrics.count_open(-1)
             self._record(scope, name, status, time.perf_counter() - started_s)
 
@@ -131,10 +134,13 @@ class Guard:
         log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
     def _authorize(self, path: str, host: str, key: str | None) -> str | None:
-        """Returns the key's owner. Raises Fault."""
-        if self._loopback_only and not is_loopback(host):
-            raise Fault(403, "this gateway accepts requests for loopback hosts only", code="wrong_host")
-        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        """Returns the key's owner. Raises HttpError."""
+        if self._is_own_host is not None and not self._is_own_host(host):
+            message = (
+                f"this gateway has no keys, so it serves no host of this name: {host[:200]!r}; see --allowed-hosts"
+            )
+            raise HttpError(403, message, code="wrong_host")
+        if _is_open(path):
             return None
         name = None
         if self._keys is not None:
@@ -142,9 +148,24 @@ class Guard:
             if name is None:
                 what = "the request has no key" if key is None else "the key is not known"
                 raise unauthorized(f"{what}; send it as `Authorization: Bearer KEY`")
-        if self.num_open > self._max_open:
-            raise too_many(f"too many open requests; at most {self._max_open} are allowed")
         return name
+
+    def _take_place(self, path: str, name: str | None) -> bool:
+        """Returns whether the request takes one of the places. Raises HttpError.
+
+        A slow reader of the page holds up nobody, and neither does who has no key.
+        """
+        if _is_open(path):
+            return False
+        if not self._places.may_take(name):
+            raise too_many(f"too many open requests; at most {self._max_open} are allowed, divided between keys")
+        self._places.take(name)
+        return True
+
+
+def _is_open(path: str) -> bool:
+    """Returns whether anyone may ask."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def key_of(request: Request) -> str | None:
@@ -186,7 +207,7 @@ def _request_id_headers(state: MutableMapping[str, Any], names: Sequence[str]) -
 
 
 def _read_host(scope: Scope, headers: Headers) -> str:
-    """Returns the host without its port. Raises Fault (RFC 9112, 3.2)."""
+    """Returns the host without its port. Raises HttpError (RFC 9112, 3.2)."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]

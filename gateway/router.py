@@ -5,20 +5,30 @@ dropped.
 """
 
 import asyncio
-import copy
 import hashlib
+import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway.replay import AnotherModel, ReplayBuffer, Resumption
 from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
-from paceline.errors import Aborted, PacelineError, PermissionDenied, Unauthenticated, Unavailable
-from paceline.results import Deployment, Detokenized, Piece, ToolCallDelta
-from paceline.rpc.members import Members
+from paceline.errors import (
+    ConnectionLost,
+    FatalRequest,
+    PacelineError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from paceline.results import Chunk, Deployment, Detokenized
+from paceline.rpc.address_source import AddressSource
+from paceline.suspicion import Fate, Suspicion
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 # How long an unavailable coordinator ranks last.
 COOLDOWN_S = 2.0
@@ -30,111 +40,14 @@ MAX_LOAD_FACTOR = 1.25
 DESCRIPTION_TTL_S = 10.0
 # Interval at which metrics of the target are updated, and how long a coordinator may take to answer.
 FOLLOW_INTERVAL_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
-# Far above any vocabulary's size.
-MAX_CACHED_TOKENS = 1_000_000
+# Interval of health checks. A coordinator that leaves one without an answer gets no more requests after SILENT_S, and counts
+# as gone after STALL_S.
+CHECK_INTERVAL_S, SILENT_S, STALL_S = 1.0, 2.0, 10.0
+STALL_PARTS = 10
 
 
-@dataclass(slots=True)
-class BufferedChoice:
-    token_ids: list[int] = field(default_factory=list)
-    # Characters of the reasoning, and of each call's arguments.
-    num_reasoning: int = 0
-    arguments: list[int] = field(default_factory=list)
-    is_finished: bool = False
-
-
-class AnotherModel(Exception):
-    """A coordinator would not repeat a response: its target's tokens may be others."""
-
-
-class ReplayBuffer:
-    """What the client has of a response."""
-
-    def __init__(self) -> None:
-        self._choices: dict[int, BufferedChoice] = {}
-        # Of the model that made it (`Piece.identity`).
-        self.identity = ""
-
-    def add(self, piece: Piece) -> None:
-        self.identity = self.identity or piece.identity
-        choice = self._choices.setdefault(piece.index, BufferedChoice())
-        choice.token_ids += piece.token_ids
-        choice.num_reasoning += len(piece.reasoning)
-        for delta in piece.tool_calls:
-            if delta.index == len(choice.arguments):
-                choice.arguments.append(0)
-            choice.arguments[delta.index] += len(delta.arguments)
-        choice.is_finished = piece.finish is not None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._choices
-
-    def snapshot(self) -> dict[int, BufferedChoice]:
-        return copy.deepcopy(self._choices)
-
-    @property
-    def prediction(self) -> list[int] | None:
-        """Returns the longest unfinished choice: correct drafts for a resumption."""
-        unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
-        return max(unfinished, key=len, default=None) or None
-
-
-class Resumption:
-    """Reasoning and calls have no tokens to count; but what was told of them begins what is told again."""
-
-    def __init__(self, replay_buffer: ReplayBuffer) -> None:
-        # Of reasoning and calls: what the repetition has not repeated yet.
-        self._sent = replay_buffer.snapshot()
-        self._identity = replay_buffer.identity
-        # Tokens received, by choice.
-        self._num_tokens: dict[int, int] = {}
-
-    def new_part(self, piece: Piece) -> Piece | None:
-        """Returns what the client lacks of `piece`. Raises AnotherModel, and Aborted if tokens differ."""
-        if self._identity and piece.identity not in ("", self._identity):
-            raise AnotherModel
-        choice = self._sent.get(piece.index)
-        if choice is None:
-            return piece
-        start = self._num_tokens.get(piece.index, 0)
-        self._num_tokens[piece.index] = start + len(piece.token_ids)
-        known = choice.token_ids[start:]
-        num_known = min(len(known), len(piece.token_ids))
-        if piece.token_ids[:num_known] != known[:num_known]:
-            raise Aborted("the coordinator went away, and the repeated response has other tokens")
-        num_thought = min(choice.num_reasoning, len(piece.reasoning))
-        choice.num_reasoning -= num_thought
-        calls = list(_new_calls(piece.tool_calls, choice.arguments))
-        if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
-            return None
-        return replace(_drop_tokens(piece, num_known), reasoning=piece.reasoning[num_thought:], tool_calls=calls)
-
-
-def _new_calls(deltas: Sequence[ToolCallDelta], told: list[int]) -> Iterator[ToolCallDelta]:
-    """Drops what was told, and counts it down: `told` are the characters of each call's arguments."""
-    for delta in deltas:
-        if delta.index >= len(told):
-            yield delta
-            continue
-        num_known = min(told[delta.index], len(delta.arguments))
-        told[delta.index] -= num_known
-        if num_known < len(delta.arguments):
-            yield ToolCallDelta(delta.index, arguments=delta.arguments[num_known:])
-
-
-def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """Drops prompt log-probabilities and a partial round's trace as well."""
-    return replace(
-        piece,
-        text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
-        token_ids=piece.token_ids[num_tokens:],
-        origins=piece.origins[num_tokens:],
-        text_lengths=piece.text_lengths[num_tokens:],
-        logprobs=piece.logprobs[num_tokens:],
-        prompt_logprobs=[],
-        trace=piece.trace if num_tokens == 0 else None,
-    )
+# Requests a response from a client, with what the caller has of it, and what is to be called when it has been read.
+Start = Callable[[AsyncClient, ReplayBuffer, Callable[[], None] | None], AsyncGenerator[Chunk, None]]
 
 
 class RetryDeadline:
@@ -169,6 +82,8 @@ class Coordinator:
     has_answered: bool = False
     deployment: Deployment | None = None
     deployment_until_s: float = 0.0
+    # Since when a health check has waited for an answer.
+    checked_since_s: float | None = None
 
     def client_for(self, key: str | None) -> AsyncClient:
         """Uses the caller's key, or by default the gateway's own."""
@@ -176,13 +91,43 @@ class Coordinator:
 
     @property
     def is_away(self) -> bool:
-        return time.monotonic() < self.away_until_s
+        now_s = time.monotonic()
+        is_silent = self.checked_since_s is not None and now_s - self.checked_since_s > SILENT_S
+        return is_silent or now_s < self.away_until_s
 
-    @contextmanager
-    def track_request(self) -> Iterator[None]:
+    async def watch(self) -> None:
+        """Ends the calls in flight, as if the connection broke, when the coordinator has hung for STALL_S."""
+        while True:
+            self.checked_since_s = self.checked_since_s or time.monotonic()
+            if not await self._settles():
+                log.warning("the coordinator at %s has not answered for %g s", self.address, STALL_S)
+                self.client.drop_calls()
+                continue
+            self.checked_since_s = None
+            await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def _settles(self) -> bool:
+        """Returns whether a health check ends, in whatever way, within STALL_S."""
+        checking = asyncio.ensure_future(self.client.check_alive())
+        try:
+            # In parts: a gateway that was stopped has not waited meanwhile.
+            for _ in range(STALL_PARTS):
+                if (await asyncio.wait((checking,), timeout=STALL_S / STALL_PARTS))[0]:
+                    with suppress(Unavailable):
+                        checking.result()
+                    return True
+            return False
+        finally:
+            checking.cancel()
+
+    @asynccontextmanager
+    async def track_request(self, suspicion: Suspicion) -> AsyncIterator[None]:
         """Starts the cooldown if the coordinator is unavailable."""
         self.num_open += 1
         try:
+            if suspicion.is_suspect or self.is_away:
+                # A death must be its own: the connection may have broken before, or the coordinator hang already.
+                await self.client.check_alive()
             yield
         except Unavailable:
             self.away_until_s = time.monotonic() + COOLDOWN_S
@@ -195,13 +140,15 @@ class Coordinator:
 class Coordinators:
     """Sends prompts with the same prefix to the same coordinator, for its prefix cache."""
 
-    def __init__(self, source: Members, timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
+    def __init__(self, source: AddressSource, timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
         self._source, self._timeout_s, self._tls = source, timeout_s, tls
         self.metrics = metrics
         self._all: list[Coordinator] = []
         # Left the list; their connections are closed once they have no requests.
         self._dropped: list[Coordinator] = []
         self._following: asyncio.Task[None] | None = None
+        self._watching: dict[Coordinator, asyncio.Task[None]] = {}
+        self._trials = asyncio.Lock()
 
     async def start(self) -> None:
         """Reads the list; without one, waits for it in the background. Raises InvalidArgument and ConfigError."""
@@ -214,7 +161,7 @@ class Coordinators:
         if self._following is not None:
             self._following.cancel()
         for each in (*self._all, *self._dropped):
-            await each.client.close()
+            await self._close(each)
 
     @property
     def addresses(self) -> list[str]:
@@ -225,16 +172,28 @@ class Coordinators:
             self._set(addresses)
             for each in [each for each in self._dropped if each.num_open == 0]:
                 self._dropped.remove(each)
-                await each.client.close()
+                await self._close(each)
+
+    async def _close(self, coordinator: Coordinator) -> None:
+        self._watching.pop(coordinator).cancel()
+        await coordinator.client.close()
 
     def _set(self, addresses: Sequence[str]) -> None:
         """Answers under way at a coordinator that left the list go on there."""
         known = {each.address: each for each in self._all}
         self._dropped += [each for each in self._all if each.address not in addresses]
         self._all = [known.get(each) or Coordinator(each, AsyncClient(each, tls=self._tls)) for each in addresses]
+        for each in self._all:
+            if each not in self._watching:
+                self._watching[each] = asyncio.create_task(each.watch())
 
-    def ranked(self, prefix: str) -> list[Coordinator]:
-        """Ranks by rendezvous hashing with bounded loads; unavailable coordinators last."""
+    def ranked(self, prefix: str, is_suspect: bool = False) -> list[Coordinator]:
+        """Ranks by rendezvous hashing with bounded loads; unavailable coordinators last.
+
+        A suspect goes where the fewest requests are open.
+        """
+        if is_suspect:
+            return sorted(self._all, key=lambda each: (each.is_away, each.num_open))
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -254,7 +213,7 @@ class Coordinators:
             self.metrics.on_target(each.deployment.target)
             return each.deployment
 
-        return await self._ask(ask)
+        return await self._ask(ask, is_clients=False)
 
     async def follow_target(self) -> None:
         """Keeps metrics of the target current. Returns if the gateway has no key of its own and needs one."""
@@ -277,44 +236,48 @@ class Coordinators:
     async def detokenize(self, ids: list[int], key: str | None) -> Detokenized:
         return await self.ask(key, lambda client: client.detokenize(ids, skip_special_tokens=False))
 
-    async def stream(
-        self, prefix: str, key: str | None, start: Callable[[AsyncClient, ReplayBuffer], AsyncGenerator[Piece, None]]
-    ) -> AsyncGenerator[Piece, None]:
+    async def stream(self, prefix: str, key: str | None, start: Start, fate: Fate) -> AsyncGenerator[Chunk, None]:
         """Yields a response's rounds; if its coordinator goes away, resumes at any that is available.
 
-        `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
+        start: requests the whole response.
+        fate: what all prompts of a request share.
+
+        Raises Unavailable, FatalRequest, or Aborted if the repeated tokens differ.
         """
-        replay_buffer, deadline = ReplayBuffer(), self._deadline()
+        replay_buffer, deadline, suspicion = ReplayBuffer(), self._deadline(), self._suspicion(fate)
         # Until when not to ask coordinators of another model.
         unlike: dict[Coordinator, float] = {}
-        async with aclosing(self._attempts(prefix, deadline)) as attempts:
+        async with aclosing(self._attempts(prefix, deadline, suspicion)) as attempts:
             async for coordinator in attempts:
                 if unlike.get(coordinator, 0.0) > time.monotonic():
                     continue
-                pieces = start(coordinator.client_for(key), replay_buffer)
+                on_accepted = suspicion.on_accepted if suspicion.is_suspect else None
+                chunks = start(coordinator.client_for(key), replay_buffer, on_accepted)
                 try:
-                    with coordinator.track_request():
-                        async with aclosing(self._new_parts(coordinator, pieces, replay_buffer)) as parts:
-                            async for part in parts:
-                                deadline.on_progress()
-                                yield part
+                    parts = self._new_parts(coordinator, chunks, replay_buffer)
+                    async with coordinator.track_request(suspicion), aclosing(parts):
+                        async for part in parts:
+                            deadline.on_progress()
+                            suspicion.on_progress(len(part.token_ids))
+                            yield part
                     return
                 except AnotherModel:
                     unlike[coordinator] = time.monotonic() + COOLDOWN_S
                     deadline.on_failure(Unavailable(f"the coordinator at {coordinator.address} serves another model"))
                 except Unavailable as error:
                     deadline.on_failure(error)
+                    self._judge(suspicion, error)
         raise deadline.failure
 
     async def _new_parts(
-        self, coordinator: Coordinator, pieces: AsyncGenerator[Piece, None], replay_buffer: ReplayBuffer
-    ) -> AsyncGenerator[Piece, None]:
+        self, coordinator: Coordinator, chunks: AsyncGenerator[Chunk, None], replay_buffer: ReplayBuffer
+    ) -> AsyncGenerator[Chunk, None]:
         """Yields what the client lacks of a response, and adds it to the buffer."""
         resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
-        async with aclosing(pieces):
-            async for piece in pieces:
+        async with aclosing(chunks):
+            async for chunk in chunks:
                 coordinator.has_answered = True
-                if (rest := resumption.new_part(piece)) is not None:
+                if (rest := resumption.new_part(chunk)) is not None:
                     if is_resumed:
                         self.metrics.count_resumed()
                         is_resumed = False
@@ -324,66 +287,52 @@ class Coordinators:
     def _deadline(self) -> RetryDeadline:
         return RetryDeadline(self._timeout_s, self._source.text)
 
-    async def _ask(self, call: Callable[[Coordinator], Awaitable[T]]) -> T:
-        deadline = self._deadline()
-        async with aclosing(self._attempts("", deadline)) as attempts:
+    def _suspicion(self, fate: Fate) -> Suspicion:
+        return Suspicion("coordinator", self._trials, fate)
+
+    def _judge(self, suspicion: Suspicion, error: Unavailable) -> None:
+        """Raises FatalRequest if the request must not be tried again."""
+        if not isinstance(error, ConnectionLost):
+            return
+        try:
+            if error.was_accepted:
+                suspicion.on_accepted()
+            suspicion.on_death()
+        except FatalRequest as refusal:
+            self.metrics.count_fatal()
+            log.error("%s (the last one: %s)", refusal, error)
+            raise
+
+    async def _ask(self, call: Callable[[Coordinator], Awaitable[T]], is_clients: bool = True) -> T:
+        """`is_clients`: whether the call has anything of a client's in it that may do harm."""
+        deadline, suspicion = self._deadline(), self._suspicion(Fate())
+        async with aclosing(self._attempts("", deadline, suspicion)) as attempts:
             async for coordinator in attempts:
                 try:
-                    with coordinator.track_request():
+                    async with coordinator.track_request(suspicion):
                         answer = await call(coordinator)
                         coordinator.has_answered = True
                         return answer
                 except Unavailable as error:
                     deadline.on_failure(error)
+                    if is_clients:
+                        self._judge(suspicion, error)
         raise deadline.failure
 
-    async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
+    async def _attempts(
+        self, prefix: str, deadline: RetryDeadline, suspicion: Suspicion
+    ) -> AsyncGenerator[Coordinator, None]:
         """Yields coordinators by rank: once, or until the deadline if any has answered before."""
         while True:
-            for coordinator in self.ranked(prefix):
-                yield coordinator
+            tried: set[Coordinator] = set()
+            for _ in self._all:
+                async with suspicion.trial():
+                    ranked = self.ranked(prefix, suspicion.is_suspect)
+                    coordinator = next((each for each in ranked if each not in tried), None)
+                    if coordinator is None:
+                        break
+                    tried.add(coordinator)
+                    yield coordinator
             if deadline.has_expired or not any(each.has_answered for each in self._all):
                 return
             await asyncio.sleep(RETRY_INTERVAL_S)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """`text` distinguishes the token from others."""
-
-    text: str
-    utf8: bytes
-
-
-class TokenTexts:
-    """Caches token texts. All coordinators serve the same model."""
-
-    def __init__(self, coordinators: Coordinators) -> None:
-        self._coordinators = coordinators
-        self._by_id: dict[int, TokenText] = {}
-
-    def __getitem__(self, token: int) -> TokenText:
-        return self._by_id[token]
-
-    async def load(self, ids: set[int], key: str | None) -> None:
-        missing = sorted(ids - self._by_id.keys())
-        if not missing:
-            return
-        if len(self._by_id) + len(missing) > MAX_CACHED_TOKENS:
-            self._by_id.clear()
-            missing = sorted(ids)
-        # A coordinator accepts at most a model's length of ids per call.
-        size = (await self._coordinators.describe(key)).target.max_model_len
-        for start in range(0, len(missing), size):
-            batch = missing[start : start + size]
-            found = await self._coordinators.detokenize(batch, key)
-            for token, utf8 in zip(batch, found.pieces, strict=True):
-                self._by_id[token] = TokenText(_readable(utf8), utf8)
-
-
-def _readable(utf8: bytes) -> str:
-    """Writes an incomplete character as "bytes:\\xe2\\x80", as OpenAI does."""
-    try:
-        return utf8.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)

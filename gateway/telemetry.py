@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import PacelineError
 from paceline.observability.exposition import LONG_S, SHORT_S, new_registry
 from paceline.observability.spans import NO_SPAN, Span, Spans
-from paceline.results import Finish, Model, Piece
+from paceline.results import Chunk, Finish, Model
 from paceline.rpc.status import code_of
 
 # vLLM's names, without suffixes, of our metrics: dashboards, autoscalers and benchmark tools read them.
 VLLM_NAMES = {
-    "vllm:num_requests_running": "paceline_gateway_answers_running",
-    "vllm:num_requests_waiting": "paceline_gateway_answers_waiting",
+    "vllm:num_requests_running": "paceline_gateway_requests_running",
+    "vllm:num_requests_waiting": "paceline_gateway_requests_waiting",
     "vllm:kv_cache_usage_perc": "paceline_gateway_kv_cache_used_ratio",
     "vllm:cache_config": "paceline_gateway_kv_cache",
     "vllm:request_success": "paceline_gateway_generations",
@@ -62,9 +62,10 @@ class GatewayMetrics:
         self._cache = Info("paceline_gateway_kv_cache", "Size of the targets' KV cache.", registry=registry)
         self._open = gauge("open_requests", "Open HTTP requests.")
         self._request_s = histogram("request", "Duration of HTTP requests.", LONG_S)
-        self._running = gauge("answers_running", "Responses that have begun and are not finished.")
-        self._waiting = gauge("answers_waiting", "Responses waiting for their first token.")
+        self._running = gauge("requests_running", "Responses that have begun and are not finished.")
+        self._waiting = gauge("requests_waiting", "Responses waiting for their first token.")
         self._resumed = counter("continued_answers", "Responses resumed after their coordinator went away.")
+        self._fatal = counter("fatal_requests", "Requests refused because coordinators died while they worked on them.")
         self._first_token_s = histogram("time_to_first_token", "Time from a request to its first token.", LONG_S)
         self._between_s = histogram("time_between_outputs", "Time between outputs of one or more tokens.", SHORT_S)
         self._tokens = counter("generated_tokens", "Generated tokens.")
@@ -72,8 +73,10 @@ class GatewayMetrics:
         self._generation_s = histogram("generation", "Duration of generations at their coordinator.", LONG_S)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self._cached_tokens = counter("cached_prompt_tokens", "Prompt tokens found in a target's prefix cache.")
-        self._rounds = counter("rounds", "Target forwards after the prompt.")
-        self._drafted_rounds = counter("drafted_rounds", "Target forwards that verified at least one draft token.")
+        self._rounds = counter("rounds", "Target forward passes after the prompt.")
+        self._drafted_rounds = counter(
+            "drafted_rounds", "Target forward passes that verified at least one draft token."
+        )
         self._drafts = counter("draft_tokens", "Proposed draft tokens.")
         self._accepted = counter("accepted_draft_tokens", "Accepted draft tokens.")
         self._accepted_at = counter(
@@ -101,6 +104,9 @@ class GatewayMetrics:
 
     def count_resumed(self) -> None:
         self._resumed.inc()
+
+    def count_fatal(self) -> None:
+        self._fatal.inc()
 
     def observe_first_token(self, waited_s: float) -> None:
         self._first_token_s.observe(waited_s)
@@ -144,18 +150,18 @@ class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
         else:
             self._metrics.count_waiting(-1)
 
-    def on_piece(self, piece: Piece) -> None:
+    def on_chunk(self, chunk: Chunk) -> None:
         metrics, now_s = self._metrics, time.perf_counter()
         if not self._last_s:
             metrics.count_waiting(-1)
             metrics.count_running(1)
             metrics.observe_first_token(now_s - self._started_s)
-        elif piece.index in self._last_s:
-            metrics.observe_gap(now_s - self._last_s[piece.index])
-        self._last_s[piece.index] = now_s
-        metrics.count_tokens(len(piece.token_ids))
-        if piece.finish is not None:
-            metrics.count_finish(piece.finish)
+        elif chunk.index in self._last_s:
+            metrics.observe_gap(now_s - self._last_s[chunk.index])
+        self._last_s[chunk.index] = now_s
+        metrics.count_tokens(len(chunk.token_ids))
+        if chunk.finish is not None:
+            metrics.count_finish(chunk.finish)
 
 
 class VllmNames(Collector):
@@ -219,7 +225,7 @@ class RequestSpans:
             status = 500
             raise
         finally:
-            # `Guard` sets it, and a request's body may replace it.
+            # `AdmissionMiddleware` sets it, and a request's body may replace it.
             if name := scope.get("state", {}).get("request_id"):
                 span.set({"paceline.request_id": name})
             if status:

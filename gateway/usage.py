@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.client import Prompt
-from paceline.results import Finish, Piece, Speculation
+from paceline.results import Chunk, Finish, Speculation
 
 
 class Usage:
@@ -21,10 +21,10 @@ class Usage:
         self._cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0
 
-    def begin(self, prompt: int, piece: Piece) -> None:
+    def begin(self, prompt: int, chunk: Chunk) -> None:
         """Takes what a round says of its prompt; of the cache, the first says it."""
-        self._prompt_tokens[prompt] = piece.prompt_tokens
-        self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
+        self._prompt_tokens[prompt] = chunk.prompt_tokens
+        self._cached_tokens.setdefault(prompt, chunk.cached_prompt_tokens)
 
     def count(self, num_tokens: int) -> None:
         self.completion_tokens += num_tokens
@@ -94,7 +94,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
         },
         "timing_ms": {
             "first_token": timing.ttft_ms, "total": timing.total_ms, "draft": timing.draft_ms,
-            "target": timing.target_ms, "queued": timing.queued_ms, "wire": timing.wire_ms,
+            "target": timing.target_ms, "queued": timing.queued_ms, "rpc": timing.rpc_ms,
         },
         **({"unenforced": finish.unenforced} if finish.unenforced else {}),
     }  # fmt: skip

@@ -15,10 +15,10 @@ __version__ = "0.1.0"
 _MODULES = {
     "AsyncClient": "paceline.client",
     "Client": "paceline.client",
-    "Infill": "paceline.infill",
-    "OutputFormat": "paceline.formats",
-    "SamplingParams": "paceline.sampling",
-    "SpeculationParams": "paceline.speculation",
+    "Infill": "paceline.infill_prompt",
+    "OutputFormat": "paceline.output_format",
+    "SamplingParams": "paceline.sampling_params",
+    "SpeculationParams": "paceline.speculation_params",
     "Tls": "paceline.rpc.tls",
 }
 

@@ -9,21 +9,22 @@ import concurrent.futures
 import contextlib
 import copy
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.errors import Unavailable
+from paceline.errors import ConnectionLost, PacelineError, Unavailable, Unreachable
 from paceline.keys import check_key, find_key
 from paceline.results import (
+    Chunk,
     Completion,
     Deployment,
     Detokenized,
     Finish,
     Model,
-    Piece,
     RoundTrace,
     Speculation,
     Timing,
@@ -31,36 +32,53 @@ from paceline.results import (
     TokenLogprobs,
     TracedDraft,
 )  # fmt: skip
-from paceline.rpc.channel import ReloadingChannel, check_address
-from paceline.rpc.generation import (
+from paceline.rpc.channel import COORDINATOR_ADDRESS, ReloadingChannel, check_address
+from paceline.rpc.generation_messages import (
     Prompt,
     RequestOptions,
+    chunk_from_message,
     deployment_from_message,
     detokenized_from_message,
     make_detokenize_request,
     make_request,
     make_tokenize_request,
-    piece_from_message,
 )  # fmt: skip
+from paceline.rpc.health import LIVE
 from paceline.rpc.metadata import KeyedChannel, trace_metadata
-from paceline.rpc.status import error_of_call
+from paceline.rpc.status import error_of_call, is_accepted
 from paceline.rpc.tls import Tls, find_tls
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = [
-    "AsyncClient", "Client", "Completion", "Deployment", "Detokenized", "Finish", "Model", "Piece", "Prompt",
-    "RequestOptions", "RoundTrace", "Speculation", "Timing", "Tls", "TokenLogprobs", "TokenizerInfo", "TracedDraft",
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Deployment",
+    "Detokenized",
+    "Finish",
+    "Model",
+    "Prompt",
+    "RequestOptions",
+    "RoundTrace",
+    "Speculation",
+    "Timing",
+    "Tls",
+    "TokenLogprobs",
+    "TokenizerInfo",
+    "TracedDraft",
 ]  # fmt: skip
 
 T = TypeVar("T")
+_UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
 class AsyncClient:
     """Calls a coordinator. Raises the errors of `paceline.errors`."""
 
-    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(self, address: str = COORDINATOR_ADDRESS, key: str | None = None, tls: Tls | None = None) -> None:
         """Raises InvalidArgument and ConfigError.
 
         address: HOST:PORT or unix:PATH.
@@ -73,6 +91,8 @@ class AsyncClient:
         self._connection, self._owns_connection = ReloadingChannel(address, find_tls(tls)), True
         self._made: tuple[grpc.aio.Channel, generation_pb2_grpc.GenerationStub] | None = None
         self._trace: tuple[tuple[str, str], ...] = ()
+        # In flight, of all clients of this connection.
+        self._calls: set[grpc.aio.Call] = set()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -114,18 +134,21 @@ class AsyncClient:
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
+        *,
+        on_accepted: Callable[[], None] | None = None,
         **options: Unpack[RequestOptions],
-    ) -> AsyncGenerator[Piece, None]:
-        """Yields a piece per round. Leaving the loop cancels the generation."""
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yields a chunk per round. Leaving the loop cancels the generation.
+
+        `on_accepted` is called when the coordinator has read the request.
+        """
         request = make_request(prompt, sampling, speculation, raw, **options)
-        call = self._stub.Generate(request)
-        try:
+        with self._in_flight(await self._is_connected(), self._stub.Generate(request)) as call:
+            if on_accepted is not None:
+                watching = asyncio.ensure_future(_tell_when_accepted(call, on_accepted))
+                call.add_done_callback(lambda _: watching.cancel())
             async for response in call:
-                yield piece_from_message(response)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error, self._address) from None
-        finally:
-            call.cancel()
+                yield chunk_from_message(response)
 
     async def complete(
         self,
@@ -148,12 +171,12 @@ class AsyncClient:
     ) -> list[Completion]:
         """Returns all n samples, ordered by index."""
         completions = [Completion() for _ in range(sampling.n if sampling is not None else 1)]
-        async for piece in self.stream(prompt, sampling, speculation, raw, **options):
-            completions[piece.index].add(piece)
+        async for chunk in self.stream(prompt, sampling, speculation, raw, **options):
+            completions[chunk.index].add(chunk)
         return completions
 
     async def describe(self) -> Deployment:
-        return deployment_from_message(await self._answer(self._stub.Describe(generation_pb2.DescribeRequest())))
+        return deployment_from_message(await self._answer("Describe", generation_pb2.DescribeRequest()))
 
     async def tokenize(
         self,
@@ -173,24 +196,70 @@ class AsyncClient:
         request = make_tokenize_request(
             prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens, template_options, tools
         )
-        return list((await self._answer(self._stub.Tokenize(request))).ids)
+        return list((await self._answer("Tokenize", request)).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
         """Returns the text and the bytes of each id. `skip_special_tokens` affects the text only."""
         request = make_detokenize_request(ids, skip_special_tokens)
-        return detokenized_from_message(await self._answer(self._stub.Detokenize(request)))
+        return detokenized_from_message(await self._answer("Detokenize", request))
 
-    async def _answer(self, call: Awaitable[T]) -> T:
+    async def check_alive(self) -> None:
+        """Returns when the coordinator has answered a health check, anything. Raises Unreachable."""
+        request = health_pb2.HealthCheckRequest(service=LIVE)
         try:
+            with self._in_flight(False, health_pb2_grpc.HealthStub(self._connection.channel).Check(request)) as call:
+                await call
+        except Unreachable:
+            raise
+        except PacelineError:
+            pass
+
+    def drop_calls(self) -> None:
+        """Ends all calls in flight over this connection: they raise ConnectionLost."""
+        dropped = list(self._calls)
+        self._calls.clear()
+        for call in dropped:
+            call.cancel()
+
+    async def _answer(self, method: str, request: Any) -> Any:
+        with self._in_flight(await self._is_connected(), getattr(self._stub, method)(request)) as call:
             return await call
+
+    async def _is_connected(self) -> bool:
+        """Waits until the connection is there or can't be made, so that a call that fails tells which."""
+        channel = self._connection.channel
+        while (state := channel.get_state(try_to_connect=True)) in _UNDECIDED:
+            await channel.wait_for_state_change(state)
+        return state is grpc.ChannelConnectivity.READY
+
+    @contextlib.contextmanager
+    def _in_flight(self, is_connected: bool, call: Any) -> Generator[Any, None, None]:
+        """Translates a call's errors; cancels it at the end."""
+        self._calls.add(call)
+        try:
+            yield call
         except grpc.aio.AioRpcError as error:
-            raise error_of_call(error, self._address) from None
+            raise error_of_call(error, self._address, is_connected) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if call in self._calls or (task is not None and task.cancelling()):
+                raise
+            kind = ConnectionLost if is_connected else Unreachable
+            raise kind(self._address, "it does not answer") from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+
+
+async def _tell_when_accepted(call: Any, on_accepted: Callable[[], None]) -> None:
+    if is_accepted(await call.initial_metadata()):
+        on_accepted()
 
 
 class Client:
     """A synchronous AsyncClient: runs an event loop in its own thread."""
 
-    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
+    def __init__(self, address: str = COORDINATOR_ADDRESS, key: str | None = None, tls: Tls | None = None) -> None:
         # Before a thread is started.
         check_address("address", address)
         found, files = find_key(key), find_tls(tls)
@@ -216,16 +285,15 @@ class Client:
         speculation: SpeculationParams | None = None,
         raw: bool = False,
         **options: Unpack[RequestOptions],
-    ) -> Generator[Piece, None, None]:
-        """Yields a piece per round. Leaving the loop cancels the generation."""
-        pieces = self._client.stream(prompt, sampling, speculation, raw, **options)
+    ) -> Generator[Chunk, None, None]:
+        """Yields a chunk per round. Leaving the loop cancels the generation."""
+        chunks = self._client.stream(prompt, sampling, speculation, raw, **options)
         try:
-            while (piece := self._loop.wait(anext(pieces, None))) is not None:
-                yield piece
+            while (chunk := self._loop.wait(anext(chunks, None))) is not None:
+                yield chunk
         finally:
-            # Closing the client has ended it.
-            with contextlib.suppress(Unavailable):
-                self._loop.wait(pieces.aclose())
+            # Not waited for: the collector may end an abandoned stream on any thread, also on the loop's own.
+            self._loop.begin(chunks.aclose())
 
     def complete(
         self,
@@ -294,8 +362,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        # So that no work is handed over after the end.
-        self._lock = threading.Lock()
+        # So that no work is handed over after the end. Re-entrant: the collector may end a stream while it is held.
+        self._lock = threading.RLock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -310,11 +378,7 @@ class LoopThread:
             finally:
                 ended.set()
 
-        with self._lock:
-            future = None if self._is_closed else asyncio.run_coroutine_threadsafe(run(), self._loop)
-        if future is None:
-            # Otherwise Python warns that it was never awaited.
-            awaitable.close()
+        if (future := self._submit(run, awaitable)) is None:
             raise Unavailable(CLOSED)
         try:
             while not future.done():
@@ -328,6 +392,23 @@ class LoopThread:
             # The caller closes `awaitable`, which must not be running.
             ended.wait(STOP_TIMEOUT_S)
             raise
+
+    def begin(self, awaitable: Any) -> None:
+        """Hands work over without waiting for it. A closed loop has ended it already."""
+
+        async def run() -> None:
+            await awaitable
+
+        self._submit(run, awaitable)
+
+    def _submit(self, run: Callable[[], Coroutine[Any, Any, T]], awaitable: Any) -> concurrent.futures.Future[T] | None:
+        """Returns None if the loop is closed."""
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(run(), self._loop)
+        # Otherwise Python warns that it was never awaited.
+        awaitable.close()
+        return None
 
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
         """Awaits `last`, cancels everything else and joins the thread. Idempotent."""

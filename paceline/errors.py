@@ -12,22 +12,55 @@
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
     │   ├── ResourceExhausted       no capacity now; try again later
     │   ├── PermissionDenied        the caller may not do this
+    │   ├── FatalRequest            servers died while they worked on the request; it is not tried again
     │   └── InternalError           a server fault; a retry would fail again
     ├── DeviceLost                  a GPU that fails every later call; ends the process
     └── Unavailable                 a server is away or makes no progress
-        └── Unreachable             no connection to a server, or the connection broke
+        └── Unreachable             no connection to a server
+            └── ConnectionLost      the connection broke, or the server fell silent, during a call
 
 Programs read an error's class and attributes; the text is one line for people. `paceline.rpc.status` puts both on the
 wire. This module imports nothing of ours.
 """
 
+import reprlib
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 # Reasons, as `google.rpc.ErrorInfo` carries them, of errors that programs handle apart from others of their class.
 INVALID_FIELD = "INVALID_FIELD"
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 
 _MAX_SHOWN_CHARACTERS = 80
+_MAX_FIELD_CHARACTERS = 200
+
+
+class _Beginning(reprlib.Repr):
+    """Writes the beginning of a value, without looking at the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        # Each with a comma and a space.
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = _MAX_SHOWN_CHARACTERS // 3
+        self.maxlong = self.maxother = 2 * _MAX_SHOWN_CHARACTERS
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value[:_MAX_SHOWN_CHARACTERS])
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """In the order of the keys, unlike the base class."""
+        if level <= 0:
+            return "{...}"
+        pairs = (f"{self.repr1(key, level - 1)}: {self.repr1(each, level - 1)}" for key, each in value.items())
+        return "{" + ", ".join(islice(pairs, self.maxdict)) + "}"
+
+
+def shown(value: object) -> str:
+    """Returns the beginning of a value's repr. The value may have millions of parts."""
+    text = _Beginning().repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[: _MAX_SHOWN_CHARACTERS - 3] + "..."
 
 
 class PacelineError(Exception):
@@ -70,6 +103,8 @@ class InvalidArgument(RequestError):
         reason: str = INVALID_FIELD,
         excess: Excess | None = None,
     ) -> None:
+        # A client's own key may be part of it.
+        field = field[:_MAX_FIELD_CHARACTERS]
         super().__init__(f"{field} {problem}".lstrip())
         self.field, self.problem, self.allowed, self.reason, self.excess = field, problem, allowed, reason, excess
 
@@ -81,11 +116,7 @@ class InvalidArgument(RequestError):
 
     @classmethod
     def of_value(cls, field: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> "InvalidArgument":
-        """Shortens `value`, which may have millions of characters."""
-        shown = repr(value[:_MAX_SHOWN_CHARACTERS] if isinstance(value, str) else value)
-        if len(shown) > _MAX_SHOWN_CHARACTERS:
-            shown = shown[: _MAX_SHOWN_CHARACTERS - 3] + "..."
-        return cls(field, f"is {shown}; it must be {allowed}", allowed=allowed, reason=reason)
+        return cls(field, f"is {shown(value)}; it must be {allowed}", allowed=allowed, reason=reason)
 
     def renamed(self, field: str) -> "InvalidArgument":
         """Returns the same error for a caller that knows the field by another name."""
@@ -128,6 +159,10 @@ class PermissionDenied(RequestError):
     pass
 
 
+class FatalRequest(RequestError):
+    pass
+
+
 class InternalError(RequestError):
     pass
 
@@ -144,3 +179,11 @@ class Unreachable(Unavailable):
     def __init__(self, address: str, said: str) -> None:
         super().__init__(f"can't reach {address}: {said}")
         self.address = address
+
+
+class ConnectionLost(Unreachable):
+    """`was_accepted`: whether the server had read the request."""
+
+    def __init__(self, address: str, said: str, was_accepted: bool = False) -> None:
+        super().__init__(address, said)
+        self.was_accepted = was_accepted

@@ -1,6 +1,6 @@
 """Which tokens may follow, by a grammar: the same function of the completion on the coordinator and on both servers.
 
-    GrammarEngine   compiles grammars for one tokenizer, in a thread of its own
+    GrammarEngine   compiles grammars for one tokenizer, in threads of its own
     Grammar         a compiled grammar, or one that will be
     Guide           a place in it: where a completion has led
 
@@ -8,98 +8,170 @@ A guide's state is the tokens it has taken. It is never carried over or sent, so
 restarted server needs no rule of its own: `at` starts again where the completion differs and takes what is new.
 
 All matchers of a grammar share one automaton, which grows with every text until it reaches a limit for all of them. So a
-guide at a limit compiles the grammar again, and fails only if its own text alone reaches the limit.
+guide at a limit goes on with an automaton of its own, and fails if it fills that too within few tokens: another's text
+never fails it, and no text compiles a grammar at each of its tokens.
+
+The library is native code: a text can end the process that compiles it. The coordinator tries each new grammar in a
+process made for that (`coordinator/trials.py`), with a smaller stack than any thread that uses it later.
 
 Matchers are never rolled back. llguidance 1.9.1 sometimes restores another state than it had: after `"},` and a rejected
 ` ["`, the token ` {"` led into a string value instead of a key. Copies are exact.
 """
 
 import functools
+import json
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from paceline.errors import InvalidArgument
+from paceline.errors import InvalidArgument, ResourceExhausted
 
 # The library's version is part of what a seed means.
 GRAMMAR_ENGINE = f"llguidance {version('llguidance')}"
 MAX_GRAMMAR_CHARACTERS = 1 << 20
-# Compiled grammars that are kept.
-MAX_GRAMMARS = 64
-# What one grammar may take: to compile, and for each token. No text can take a server longer than some milliseconds.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
-)  # fmt: skip
+# Compiled grammars that are kept for later requests, and all that are in use.
+MAX_KEPT_BYTES, MAX_BYTES = 256 << 20, 1 << 30
+# What the library allocates for the smallest grammar.
+LEAST_BYTES = 1 << 17
+# Of the threads that compile. The library recurses over a grammar's rules.
+STACK_BYTES = 64 << 20
+# What one grammar may take: to compile, and for each token.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000, "step_max_items": 50_000, "max_lexer_states": 20_000,
+    "verbose_errors": False,
+}  # fmt: skip
+# Of rules that a client has written. They may be ambiguous, and a place's cost is then cubic in the items of its row: with
+# these limits a token takes some tens of milliseconds at worst. JSON needs as many items for objects of some hundred
+# properties, but is cheap there.
+WRITTEN_LIMITS = LIMITS | {"step_max_items": 5000, "max_items_in_row": 700}
+WRITTEN = '"name": "written", "lark_grammar": '
+# Tokens between automata of a guide's own.
+RENEW_EVERY = 64
 # Tokens between copies of a matcher, and copies kept: enough to go back over a round's drafts without starting from the
 # beginning.
 COPY_EVERY, NUM_COPIES = 16, 3
 # How the library's errors say that a token may not follow, and that none may.
 NOT_ALLOWED, NO_TEXT = "satisfy the grammar", "NoExtension"
+# Of one grammar among several: a Lark text or a JSON Schema, and its name.
+Rules = dict[str, Any]
 T = TypeVar("T")
 # Bit i % 32 of word i // 32: whether token i may follow.
 Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
+
+
+def make_tokenizer(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """Raises InvalidArgument."""
+    try:
+        return LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except Exception as error:  # whatever a tokenizer has that the library does not know
+        raise InvalidArgument("format", f"can't be kept to with this model's tokenizer: {error}") from None
+
+
+def written_rules(lark: str) -> Rules:
+    """Returns a client's rules, which have other limits than those of formats that are made here."""
+    return {"name": "written", "lark_grammar": lark}
+
+
+def grammar_text(*rules: Rules) -> str:
+    """Returns a grammar in llguidance's form: the first rules, which may refer to others by name."""
+    match rules:
+        case [{"lark_grammar": lark, **others}] if not others:
+            return str(lark)
+    return json.dumps({"grammars": rules})
+
+
+def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """Raises InvalidArgument."""
+    limits = WRITTEN_LIMITS if WRITTEN in text else LIMITS
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits))
+    # Some errors are found by the first mask.
+    probe = matcher.deep_copy()
+    probe.compute_bitmask()
+    if probe.is_error():
+        raise InvalidArgument("format", f"can't be used: {in_one_line(probe.get_error())}")
+    return matcher
 
 
 class GrammarEngine:
     """Compiles grammars for one tokenizer. Thread-safe; nothing is built before the first grammar."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
-        self._eos_token_ids = list(eos_token_ids)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._make_tokenizer = functools.partial(make_tokenizer, tokenizer_json, vocab_size, list(eos_token_ids))
         self._tokenizer: LLTokenizer | None = None
-        self._known: OrderedDict[str, Grammar] = OrderedDict()
-        self._lock = threading.Lock()
-        # Compiling can take a tenth of a second, and the tokenizer some seconds.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        # By salt and text: how long compiling takes must not tell what others use.
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._num_kept_bytes = 0
+        self._in_use: weakref.WeakSet[Grammar] = weakref.WeakSet()
+        self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
+        # Two, so that one grammar that takes long does not delay all others.
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
 
-    def grammar(self, text: str) -> "Grammar":
-        """Begins to compile a grammar in llguidance's form, or finds it compiled."""
+    def find(self, text: str, salt: str = "") -> "Grammar | None":
+        """Returns a grammar that is kept, compiled or on its way."""
         with self._lock:
-            grammar = self._known.pop(text, None)
-            if grammar is None:
-                compile_it = functools.partial(self._compile, text)
-                grammar = Grammar(self._thread.submit(compile_it), frozenset(self._eos_token_ids), compile_it)
-            self._known[text] = grammar
-            if len(self._known) > MAX_GRAMMARS:
-                self._known.popitem(last=False)
+            if (grammar := self._kept.get((salt, text))) is not None:
+                self._kept.move_to_end((salt, text))
+            return grammar
+
+    def grammar(self, text: str, salt: str = "", num_bytes: int = 0) -> "Grammar":
+        """Begins to compile a grammar in llguidance's form, or finds it. `num_bytes`: what it takes, as measured before."""
+        if (grammar := self.find(text, salt)) is not None:
+            return grammar
+        compile_it = functools.partial(self._compile, text)
+        with self._lock:
+            compile_again = functools.partial(self._submit, compile_it)
+            grammar = Grammar(compile_again, self._eos_token_ids, max(num_bytes, LEAST_BYTES, len(text)))
+            self._in_use.add(grammar)
+            self._kept[salt, text] = grammar
+            self._num_kept_bytes += grammar.num_bytes
+            while self._num_kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+                self._num_kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return grammar
 
+    def require_room(self, num_bytes: int) -> None:
+        """Raises ResourceExhausted if generations hold too many grammars for one more."""
+        with self._lock:
+            num_used = sum(grammar.num_bytes for grammar in self._in_use)
+        if num_used + num_bytes > MAX_BYTES:
+            raise ResourceExhausted("the formats of running requests take all memory that is set aside for formats")
+
+    def _submit(self, compile_it: Callable[[], LLMatcher]) -> "Future[LLMatcher]":
+        # The pool starts its threads here.
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            return self._threads.submit(compile_it)
+        finally:
+            threading.stack_size(before)
+
     def _compile(self, text: str) -> LLMatcher:
-        if self._tokenizer is None:
-            try:
-                self._tokenizer = LLTokenizer(
-                    self._tokenizer_json.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                )
-            except Exception as error:  # whatever a tokenizer has that the library does not know
-                raise InvalidArgument("format", f"can't be kept to with this model's tokenizer: {error}") from None
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        # Some errors are found by the first mask.
-        probe = matcher.deep_copy()
-        probe.compute_bitmask()
-        if probe.is_error():
-            raise InvalidArgument("format", f"can't be used: {_in_one_line(probe.get_error())}")
-        return matcher
+        with self._tokenizer_lock:
+            self._tokenizer = self._tokenizer or self._make_tokenizer()
+        return compile_grammar(self._tokenizer, text)
 
 
 class Grammar:
     def __init__(
-        self, compiling: "Future[LLMatcher]", eos_token_ids: frozenset[int], compile_again: Callable[[], LLMatcher]
+        self, compile_it: "Callable[[], Future[LLMatcher]]", eos_token_ids: frozenset[int], num_bytes: int = 0
     ) -> None:
-        self.compiling, self.eos_token_ids = compiling, eos_token_ids
-        self._compile_again = compile_again
+        """`num_bytes`: what it takes in memory."""
+        self.compiling, self.eos_token_ids, self.num_bytes = compile_it(), eos_token_ids, num_bytes
+        self._compile_again = compile_it
 
-    def renew(self, spent: LLMatcher) -> None:
-        """Compiles it again, in some milliseconds, unless another guide has replaced `spent` already."""
+    def separate(self, spent: LLMatcher) -> LLMatcher:
+        """Returns a matcher that shares its automaton with no other guide. New guides don't get `spent` either."""
+        compiling = self._compile_again()
         if self.compiling.result() is spent:
-            self.compiling = Future()
-            self.compiling.set_result(self._compile_again())
+            self.compiling = self._compile_again()
+        return compiling.result()
 
     def guide(self) -> "Guide":
         return Guide(self)
@@ -116,8 +188,10 @@ class Guide:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
-        # What it is a copy of.
+        # What it is a copy of, and that with an automaton of its own, which has it since so many tokens.
         self._source = cast(LLMatcher, None)
+        self._own: LLMatcher | None = None
+        self._separate_since: int | None = None
         # The tokens that the matcher has taken.
         self._taken: list[int] = []
         # The newest copies of the matcher, by number of tokens taken.
@@ -154,12 +228,13 @@ class Guide:
         forked._matcher = None if self._matcher is None else self._matcher.deep_copy()
         # Kept copies take no tokens, so both may start from them again.
         forked._source, forked._taken, forked._copies = self._source, list(self._taken), dict(self._copies)
+        forked._own, forked._separate_since = self._own, self._separate_since
         return forked
 
     def _ask(
         self, completion: Sequence[int], question: Callable[[LLMatcher], T], may_renew: bool = True
     ) -> tuple[T, bool]:
-        """Asks the matcher that has taken the completion. At a limit it asks once more, after compiling the grammar again.
+        """Asks the matcher that has taken the completion. At a limit it asks once more, with an automaton of its own.
 
         Returns the answer, and whether no token may follow; the answer is then meaningless.
         """
@@ -175,12 +250,15 @@ class Guide:
             return answer, True
         if NOT_ALLOWED in error:
             problem = f"does not allow the token at {len(self._taken)} of the completion"
-            raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
-        if not may_renew:
-            raise InvalidArgument("format", f"reached a limit: {_in_one_line(error)}")
-        self._copies = {}
-        self._grammar.renew(self._source)
+            raise InvalidArgument("format", f"{problem}: {in_one_line(error)}")
+        self._copies, self._own = {}, None
+        if not may_renew or self._is_separate_at(len(completion)):
+            raise InvalidArgument("format", f"reached a limit: {in_one_line(error)}")
+        self._own, self._separate_since = self._grammar.separate(self._source), len(completion)
         return self._ask(completion, question, may_renew=False)
+
+    def _is_separate_at(self, num_tokens: int) -> bool:
+        return self._separate_since is not None and num_tokens < self._separate_since + RENEW_EVERY
 
     def _go_to(self, completion: Sequence[int]) -> LLMatcher:
         num_common = _common_length(self._taken, completion)
@@ -203,7 +281,7 @@ class Guide:
         self._copies = {length: copy for length, copy in self._copies.items() if length <= most}
         length = max(self._copies, default=0)
         if length == 0:
-            self._source = self._grammar.compiling.result()
+            self._source = self._own or self._grammar.compiling.result()
         beginning = self._copies[length] if length else self._source
         self._matcher, self._taken = beginning.deep_copy(), self._taken[:length]
 
@@ -228,7 +306,7 @@ def _common_length(taken: list[int], completion: Sequence[int]) -> int:
     return next(at for at in range(num) if taken[at] != completion[at])
 
 
-def _in_one_line(error: str) -> str:
+def in_one_line(error: str) -> str:
     """Shortens the library's report, which shows the text again and says what is wrong with it in its last line."""
     if error.startswith(NO_TEXT):
         return "it allows no text"

@@ -1,6 +1,6 @@
 """API keys: key files, and which addresses need them.
 
-A file has one key per line, `NAME sha256:HEX`, plus blank lines and # comments. A key is 256 random bits, so a plain
+A file has one key per line, `NAME sha256:HEX`, perhaps with ` weight=NUMBER` after it, plus blank lines and # comments. A key is 256 random bits, so a plain
 SHA-256 is enough; salts and slow hashes protect guessable passwords. Logs, reprs and errors never contain a key.
 """
 
@@ -8,28 +8,28 @@ import fcntl
 import hashlib
 import hmac
 import ipaddress
-import logging
 import os
 import re
 import secrets
 import stat
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
-
-log = logging.getLogger(__name__)
+from paceline.reloaded import Reloaded, Signature, signature_of
 
 # The variable that holds a client's key.
 ENVIRONMENT = "PACELINE_API_KEY"
 KEY_BYTES = 32
-# Minimum interval between checks of the file.
-LOOK_INTERVAL_S = 1.0
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_LINE = re.compile(rb"([A-Za-z0-9._-]{1,64})[ \t]+sha256:([0-9A-Fa-f]{64})")
+_LINE = re.compile(rb"([A-Za-z0-9._-]{1,64})[ \t]+sha256:([0-9A-Fa-f]{64})(?:[ \t]+weight=(\S+))?")
+_WEIGHT = re.compile(rb"\d{1,4}(?:\.\d{1,4})?")
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
+# Domains that public DNS does not have. Kubernetes uses svc and cluster.local.
+_PRIVATE_DOMAINS = (".home.arpa", ".internal", ".lan", ".local", ".localhost", ".svc", ".test")
 # What a header of gRPC and HTTP can carry unencoded.
 _KEY = re.compile(r"[!-~]{1,512}")
 
@@ -38,51 +38,36 @@ _KEY = re.compile(r"[!-~]{1,512}")
 class _Entry:
     name: str
     digest: bytes
+    weight: float = 1.0
 
 
 class KeyRing:
-    """The keys of one file, reloaded when it changes."""
+    """The keys of one file, reloaded when it changes; while it can't be, the previous keys stay."""
 
     def __init__(self, path: str | Path) -> None:
         """Raises ConfigError naming the file, and the line if one is bad."""
-        self._path = Path(path)
-        self._looked_s = time.monotonic()
-        # Taken before the file is read, so that a change in between is seen at the next check.
-        self._seen, self._entries = _read(self._path)
-        self._trouble: tuple[object, ...] = ()
+        self._file = Reloaded(partial(_signature, Path(path)), partial(_read, Path(path)), f"keys of {path}")
+        self._weights = _weights(self._file.value)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._file.value)
 
     def name_of(self, key: str | None) -> str | None:
         """Returns the key's owner. Compares with every line, so that timing reveals nothing about any key."""
         if key is None:
             return None
-        self._look()
+        if (entries := self._file.newer()) is not None:
+            self._weights = _weights(entries)
         digest = _digest(key)
         owner = None
-        for entry in self._entries:
+        for entry in self._file.value:
             if hmac.compare_digest(entry.digest, digest):
                 owner = entry.name
         return owner
 
-    def _look(self) -> None:
-        """Reloads the file if it has changed. On failure the previous keys stay."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_INTERVAL_S:
-            return
-        self._looked_s = now_s
-        try:
-            if not self._trouble and _signature(self._path) == self._seen:
-                return
-            self._seen, self._entries = _read(self._path)
-        except ConfigError as error:
-            if error.args != self._trouble:
-                log.warning("%s; keeping the previous keys", error)
-            self._trouble = error.args
-            return
-        self._trouble = ()
-        log.info("%s reloaded: %d API keys", self._path, len(self._entries))
+    def weight_of(self, name: str | None) -> float:
+        """Returns a key's share among those that wait for the same; 1 if the file names none, or no such key."""
+        return self._weights.get(name, 1.0)
 
 
 def make_key(path: Path, name: str) -> str:
@@ -159,12 +144,31 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_private_name(host: str) -> bool:
+    """Whether a host is an address, or a name that nobody can register, such as a service's or a container's.
+
+    Any other name may be that of a page whose owner lets it resolve to an address here (DNS rebinding).
+    """
+    name = host.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+    if "." not in name or name.endswith(_PRIVATE_DOMAINS):
+        return bool(name)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _digest(key: str) -> bytes:
     # HTTP headers may hold anything.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _signature(path: Path) -> tuple[int, int, int]:
+def _weights(entries: tuple[_Entry, ...]) -> dict[str | None, float]:
+    return {entry.name: entry.weight for entry in entries}
+
+
+def _signature(path: Path) -> Signature:
     try:
         found = path.stat()
     except OSError as error:
@@ -172,16 +176,15 @@ def _signature(path: Path) -> tuple[int, int, int]:
     if not stat.S_ISREG(found.st_mode):
         # A pipe can be read once only, and may block.
         raise ConfigError(f"can't read the API keys in {path}: not a regular file")
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return signature_of(found)
 
 
-def _read(path: Path) -> tuple[tuple[int, int, int], tuple[_Entry, ...]]:
-    signature = _signature(path)
+def _read(path: Path) -> tuple[_Entry, ...]:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"can't read the API keys in {path}: {error.strerror or error}") from error
-    return signature, _parse(path, content)
+    return _parse(path, content)
 
 
 def _parse(path: Path, content: bytes) -> tuple[_Entry, ...]:
@@ -193,8 +196,13 @@ def _parse(path: Path, content: bytes) -> tuple[_Entry, ...]:
             continue
         found = _LINE.fullmatch(stripped)
         if found is None:
-            raise ConfigError(f"{path}, line {number}: it must be NAME sha256:HEX, with 64 hexadecimal digits")
-        entry = _Entry(found[1].decode(), bytes.fromhex(found[2].decode()))
+            raise ConfigError(
+                f"{path}, line {number}: it must be NAME sha256:HEX, with 64 hexadecimal digits, or NAME sha256:HEX weight=NUMBER"
+            )
+        weight = 1.0 if found[3] is None else float(found[3]) if _WEIGHT.fullmatch(found[3]) else 0.0
+        if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+            raise ConfigError(f"{path}, line {number}: weight must be a number in [{MIN_WEIGHT:g}, {MAX_WEIGHT:g}]")
+        entry = _Entry(found[1].decode(), bytes.fromhex(found[2].decode()), weight)
         for other in entries:
             if entry.name == other.name or entry.digest == other.digest:
                 same = "name" if entry.name == other.name else "key"

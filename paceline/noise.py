@@ -2,7 +2,8 @@
 
 Every draw names its key, so a retried command repeats its answer and a seed repeats its text. Under `match` the key is
 (seed, position), so the draft may use the target's noise. Under `rejection` it is (seed, the round's first position,
-position, purpose): reusing the noise of a discarded attempt in a later round would bias the output.
+position, purpose): reusing the noise of a discarded attempt in a later round would bias the output. So would the noise of
+an earlier request, which `coordinator.request` keeps apart.
 
 `paceline.engine.sampling.torch_sampler` makes the same integers in torch.
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.speculation import SpeculationParams
+from paceline.speculation_params import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TracedDraft:
 class RoundTrace:
     # 0 for the round of the prompt.
     round: int
-    # "model", "ngram", "suffix", "quoted", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
+    # "model", "ngram", "suffix", "tool_result", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
     drafter: str
     reason: str
     # Requested from the drafter.
@@ -50,9 +50,9 @@ class RoundTrace:
     # Waiting for a device on both servers.
     queued_us: int
     # Messages and event loops.
-    wire_us: int
+    rpc_us: int
     # The draft model that proposed; empty if none did.
-    draft: str = ""
+    draft_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Speculation:
     # None for 1; below 1 the output distribution differs from the target's.
     lenience: float | None = None
     # The probability with which a benchmark accepted drafts at random; the text is meaningless.
-    synthetic_acceptance: float | None = None
+    synthetic_acceptance_rate: float | None = None
     # Rounds in which 0, 1, 2, … drafts were accepted and emitted: `rounds` in all.
     rounds_by_accepted: list[int] = field(default_factory=list)
     # Proposed tokens from the request's prediction: accepted and emitted, and not.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
-    # Tokens that were the only ones the output's format allowed, and took no forward.
+    # Tokens that were the only ones the output's format allowed, and took no forward pass.
     forced: int = 0
 
 
@@ -85,14 +85,14 @@ class Timing:
     draft_ms: float
     target_ms: float
     queued_ms: float
-    wire_ms: float
+    rpc_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The end of a generation, also for the coordinator's metrics, spans and logs."""
 
-    # "stop", "length" or "tool_calls"; empty while the generation runs.
+    # "stop", "length" or "tool_calls"; empty while the generation runs; "unknown" for another of a newer server.
     reason: str
     prompt_tokens: int
     # Prompt tokens found in the target's prefix cache.
@@ -124,7 +124,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a function call. A call's first piece has its id and name; the others continue its arguments."""
+    """A chunk of a function call. A call's first chunk has its id and name; the others continue its arguments."""
 
     # Which call of the sample, from 0.
     index: int
@@ -150,9 +150,9 @@ def extend_calls(calls: list[ToolCall], deltas: Iterable[ToolCallDelta]) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """One round: tokens, new text, and a letter of origin for each token (A accepted, R recovered, B bonus, T target,
-    F forced).
+    F forced, ? of a newer server).
     """
 
     text: str
@@ -162,22 +162,22 @@ class Piece:
     text_lengths: list[int] = field(default_factory=list)
     # Index of the sample.
     index: int = 0
-    # If requested, one for each token. The prompt's begin at its second token and come in the first piece; for a long
+    # If requested, one for each token. The prompt's begin at its second token and come in the first chunk; for a long
     # prompt, pieces with nothing else come before it.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # If requested.
     trace: RoundTrace | None = None
-    # Of a thought before the answer: what is final.
+    # Of reasoning before the answer: what is final.
     reasoning: str = ""
     # With tools: what of the calls is final.
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     # As in Finish, from the first round on.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    # In the sample's first piece: digest of what determines the target's tokens.
+    # In the sample's first chunk: digest of what determines the target's tokens.
     identity: str = ""
-    # Set in the sample's last piece.
+    # Set in the sample's last chunk.
     finish: Finish | None = None
 
     @property
@@ -201,17 +201,17 @@ class Completion:
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
 
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.token_ids += piece.token_ids
-        self.origins += piece.origins
-        self.logprobs += piece.logprobs
-        self.prompt_logprobs += piece.prompt_logprobs
-        if piece.trace is not None:
-            self.traces.append(piece.trace)
-        self.reasoning += piece.reasoning
-        extend_calls(self.tool_calls, piece.tool_calls)
-        self.finish = piece.finish or self.finish
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.origins += chunk.origins
+        self.logprobs += chunk.logprobs
+        self.prompt_logprobs += chunk.prompt_logprobs
+        if chunk.trace is not None:
+            self.traces.append(chunk.trace)
+        self.reasoning += chunk.reasoning
+        extend_calls(self.tool_calls, chunk.tool_calls)
+        self.finish = chunk.finish or self.finish
 
     def parsed(self, model: Any = None) -> Any:
         """Parses the text as JSON; with a pydantic model class, as one of its objects.
@@ -223,10 +223,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A server's model, as in ModelCard (proto/paceline/v1/model.proto)."""
+    """A server's model, as in ModelInfo (proto/paceline/v1/model.proto)."""
 
     name: str
     dtype: str
+    # What the weights are in: "none", "int8", or names of GGUF blocks, e.g. "q4_k+q6_k".
     quantization: str
     # Whose layers: "own" or "transformers".
     implementation: str

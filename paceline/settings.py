@@ -125,7 +125,7 @@ class GrpcSettings(TlsSettings):
     reflection: bool = Field(False, description="enable gRPC server reflection")
 
 
-class FrontSettings(TlsSettings):
+class PublicSettings(TlsSettings):
     """Settings of a service that users call."""
 
     servers_tls_ca: LocalPath | None = Field(
@@ -142,14 +142,14 @@ class FrontSettings(TlsSettings):
         None, description="require an API key listed in this file (docs/server.md); default: no keys"
     )
     share_between_keys: CliToggleFlag[bool] = Field(
-        False, description="let requests with different API keys share cached prompts and recent answers"
+        False, description="let requests with different API keys share cached prompts and recent responses"
     )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve without keys even on an address that other machines can reach"
     )
 
     @model_validator(mode="after")
-    def _has_good_certificates_for_servers(self) -> "FrontSettings":
+    def _has_good_certificates_for_servers(self) -> "PublicSettings":
         if self.servers_tls:
             as_value_error(self.servers_tls.client_context)
         elif self.servers_tls_name is not None:
@@ -157,7 +157,7 @@ class FrontSettings(TlsSettings):
         return self
 
     @model_validator(mode="after")
-    def _has_keys_where_it_needs_them(self) -> "FrontSettings":
+    def _has_keys_where_it_needs_them(self) -> "PublicSettings":
         # Subclasses declare `listen`, each with its own default.
         listen = getattr(self, "listen")  # noqa: B009
         has_keys, has_client_ca = self.api_keys is not None, self.tls_client_ca is not None

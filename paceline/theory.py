@@ -1,8 +1,8 @@
 """The theory of speculative decoding: Leviathan, Kalman, Matias (2211.17192).
 
 alpha: probability that a draft token is accepted. k: draft tokens per round (the paper's gamma).
-In target forwards: c, a draft step; wire, a round's messages; verify, what each draft adds to a target forward. The
-paper has neither wire nor verify.
+In target forward passes: c, a draft step; rpc_cost, a round's messages; verify, what each draft adds to a target forward pass. The
+paper has neither rpc_cost nor verify.
 """
 
 import math
@@ -36,23 +36,13 @@ def target_reads(alpha: float, k: int) -> float:
     return 1 / tokens_per_round(alpha, k)
 
 
-def round_time(k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    return (c + verify) * k + 1 + wire
+def round_time(k: int, c: float, rpc_cost: float = 0.0, verify: float = 0.0) -> float:
+    return (c + verify) * k + 1 + rpc_cost
 
 
-def speedup(alpha: float, k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    """Returns speed relative to plain decoding without a wire (theorem 3.8)."""
-    return tokens_per_round(alpha, k) / round_time(k, c, wire, verify)
-
-
-def guessed_draft_steps(beta: float, num_guesses: int, k: int, wide: float) -> float:
-    """Returns the time to draft k tokens, in draft steps, if a faster drafter guesses them (hierarchical, section 6).
-
-    beta: probability that a guess after right ones is right. num_guesses: g, 0 to k - 1, verified in the draft model's
-    first forward of g + 1 tokens, which takes `wide` draft steps and yields 1 + beta + … + beta^g tokens (equation 1,
-    one level down). Each other token takes a step, so guesses pay if beta + … + beta^g > wide - 1.
-    """
-    return wide + k - tokens_per_round(beta, num_guesses)
+def speedup(alpha: float, k: int, c: float, rpc_cost: float = 0.0, verify: float = 0.0) -> float:
+    """Returns speed relative to plain decoding without RPCs (theorem 3.8)."""
+    return tokens_per_round(alpha, k) / round_time(k, c, rpc_cost, verify)
 
 
 def operations(alpha: float, k: int, c_operations: float) -> float:
@@ -62,10 +52,10 @@ def operations(alpha: float, k: int, c_operations: float) -> float:
     return (c_operations * k + k + 1) / tokens_per_round(alpha, k)
 
 
-def best_k(alpha: float, c: float, wire: float = 0.0, longest: int = 16, verify: float = 0.0) -> int:
-    """Returns the fastest k, 0 to `longest`. Rounds without drafts have wire time too."""
+def best_k(alpha: float, c: float, rpc_cost: float = 0.0, longest: int = 16, verify: float = 0.0) -> int:
+    """Returns the fastest k, 0 to `longest`. Rounds without drafts have RPC time too."""
     tokens = enumerate(expected_tokens(alpha, longest))
-    speeds = [expected / round_time(k, c, wire, verify) for k, expected in tokens]
+    speeds = [expected / round_time(k, c, rpc_cost, verify) for k, expected in tokens]
     return speeds.index(max(speeds))
 
 
@@ -73,13 +63,13 @@ def oracle_tokens(alpha: float) -> float:
     return math.inf if alpha == 1 else 1 / (1 - alpha)
 
 
-def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
+def oracle_speedup(alpha: float, c: float, rpc_cost: float = 0.0, verify: float = 0.0) -> float:
     """Returns the speed of an oracle, which drafts exactly what will be accepted (section 3.5); may be infinite.
 
-    An accepted token costs a draft step and its verification, a round's last token a target forward and the wire. No
+    An accepted token costs a draft step and its verification, a round's last token a target forward pass and the RPCs. No
     token costs more than that: without drafts, every token does.
     """
-    own = 1 + wire
+    own = 1 + rpc_cost
     time = (1 - alpha) * own + alpha * min(c + verify, own)
     return math.inf if time == 0 else 1 / time
 
@@ -88,27 +78,27 @@ def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.
 class Forecast:
     alpha: float
     draft_cost: float
-    wire: float
+    rpc_cost: float
     operations_cost: float
     longest: int
     verify_cost: float = 0.0
 
     @property
     def best(self) -> int:
-        return best_k(self.alpha, self.draft_cost, self.wire, self.longest, self.verify_cost)
+        return best_k(self.alpha, self.draft_cost, self.rpc_cost, self.longest, self.verify_cost)
 
     @property
     def costs(self) -> str:
         verify = f", verify cost {self.verify_cost:.3g}" if self.verify_cost > 0 else ""
-        return f"draft cost {self.draft_cost:.3g}, wire {self.wire:.3g}{verify}"
+        return f"draft cost {self.draft_cost:.3g}, RPC cost {self.rpc_cost:.3g}{verify}"
 
     @property
     def oracle_speed(self) -> float:
-        return oracle_speedup(self.alpha, self.draft_cost, self.wire, self.verify_cost)
+        return oracle_speedup(self.alpha, self.draft_cost, self.rpc_cost, self.verify_cost)
 
     def speed(self, k: int) -> float:
-        """Returns speed relative to plain decoding in one process, without a wire."""
-        return speedup(self.alpha, k, self.draft_cost, self.wire, self.verify_cost)
+        """Returns speed relative to plain decoding in one process, without RPCs."""
+        return speedup(self.alpha, k, self.draft_cost, self.rpc_cost, self.verify_cost)
 
     def gain(self, k: int) -> float:
         """Returns speed relative to plain decoding on the same services."""

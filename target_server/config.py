@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from paceline.rpc.channel import TARGET_ADDRESS
 from paceline.serving.settings import ModelServerSettings
 from paceline.settings import ListenAddress
 
@@ -15,4 +16,4 @@ class TargetSettings(ModelServerSettings):
     toml_table: ClassVar[str] = "target"
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
-    listen: ListenAddress = Field("127.0.0.1:50052", description="HOST:PORT or unix:PATH")
+    listen: ListenAddress = Field(TARGET_ADDRESS, description="HOST:PORT or unix:PATH")

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 ALONE: dict[tuple[str, str], list[int]] = {}
 PLAIN = SpeculationParams(enabled=False)
@@ -26,6 +26,6 @@ async def undisturbed_bystander(
         beside, pieces = Completion(), client.stream(prompt, sampling, speculation)
         beside.add(await anext(pieces))
         yield
-        async for piece in pieces:
-            beside.add(piece)
+        async for chunk in pieces:
+            beside.add(chunk)
     assert beside.token_ids == ALONE[alone]

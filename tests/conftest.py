@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 # Before torch is imported by any test: one team of threads, as in the servers.
@@ -20,6 +21,9 @@ from tests.telling import FIGURE, Tell
 
 prepare_process()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# No example fails for its time, which others on the machine determine.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 # CPython 3.11 may fail to parse a module when garbage is collected meanwhile (python/cpython#106905).
 gc.disable()
 
@@ -45,7 +49,7 @@ SMALL_FLAGS = (
 )  # fmt: skip
 UNLIKE_TARGET = ("--model", "dummy:tiny-32-a", *SMALL_FLAGS)
 UNLIKE_DRAFT = ("--model", "dummy:tiny-32-b", *SMALL_FLAGS)
-# The same weights, and it has vectors for masks: it proposes all tokens in one forward.
+# The same weights, and it has vectors for masks: it proposes all tokens in one forward pass.
 PARALLEL_DRAFT = ("--model", "dummy:tiny-32-b-masks", *SMALL_FLAGS)
 
 
@@ -94,7 +98,7 @@ def unlike_trio(host: Host) -> Trio:
 
 @pytest.fixture(scope="session")
 def parallel_trio(host: Host) -> Trio:
-    """As `unlike_trio`, but the draft proposes all tokens in one forward."""
+    """As `unlike_trio`, but the draft proposes all tokens in one forward pass."""
     return host.trio(UNLIKE_TARGET, PARALLEL_DRAFT)
 
 
@@ -108,7 +112,7 @@ def real_trio(host: Host) -> Trio:
 
 @pytest.fixture(scope="session")
 def embedded_pair(host: Host) -> Trio:
-    """The models of `paceline up`, quantised as there."""
+    """The models of `paceline up`, quantized as there."""
     flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "1024", "--check-integrity", "--threads", "1")
     return host.trio(flags, flags)
 

@@ -22,9 +22,9 @@ from typing import Any
 import jsonschema
 
 from paceline.client import AsyncClient
-from paceline.formats import OutputFormat
-from paceline.sampling import SamplingParams
-from paceline.speculation import Rule, SpeculationParams
+from paceline.output_format import OutputFormat
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Rule, SpeculationParams
 from tests.identity import VARIANTS
 from tests.services import start_trio
 

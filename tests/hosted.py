@@ -1,6 +1,6 @@
 """Services that share one process: each runs its own `main`, all on one event loop.
 
-What needs behaviour over gRPC needs no process for each service: three processes import torch, transformers and
+What needs behavior over gRPC needs no process for each service: three processes import torch, transformers and
 Numba three times. Real processes (tests/services.py) stay for what they alone show: signals, `kill -9`, the exit status.
 
 python -m tests.hosted reads commands from stdin, a line of JSON each, and answers on stdout.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.serving import main as serving_main
 from tests.services import Trio, split_variables
 
 ROOT = Path(__file__).parents[1]
@@ -125,6 +126,8 @@ def capture_coroutine(module: str, flags: list[str]) -> Callable[[], Coroutine[A
     entry = importlib.import_module(f"{module}.__main__")
     # How it logs is the host's own.
     entry.run = lambda main, log_format, log_level: found.append(main)
+    if hasattr(entry, "wait_for_signal"):
+        entry.wait_for_signal = wait_to_be_stopped
     variables, flags = split_variables(flags)
     sys.argv = [module, *flags]
     with unittest.mock.patch.dict(os.environ, variables):
@@ -155,8 +158,7 @@ async def stop(running: Running) -> str | None:
 
 
 async def serve_commands() -> None:
-    for module in ("coordinator.__main__", "paceline.serving.main", "gateway.__main__"):
-        importlib.import_module(module).wait_for_signal = wait_to_be_stopped
+    serving_main.wait_for_signal = wait_to_be_stopped
     running: dict[int, Running] = {}
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
@@ -169,7 +171,6 @@ async def serve_commands() -> None:
 
 if __name__ == "__main__":
     from paceline.rpc.server import run
-    from paceline.serving.main import prepare_process
 
-    prepare_process()
+    serving_main.prepare_process()
     run(serve_commands)

@@ -6,7 +6,7 @@ python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] 
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
 variants of all prompts run together, many at once in shuffled order. This is done with each pair: the embedded target
-with itself in int8 as draft, a token a forward; with the small draft and vectors for masks, all tokens in one forward;
+with itself in int8 as draft, a token a forward pass; with the small draft and vectors for masks, all tokens in one forward pass;
 and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`), and the embedded target with that
 0.5B, which has another tokenizer (`vocabularies`). With `--apart` the servers share no core,
 so that the draft model drafts ahead. Exits with 1 if a single token
@@ -34,8 +34,8 @@ from paceline.client import AsyncClient
 from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.engine.models.weights import find_folder
 from paceline.prompts import read_prompts
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.services import Trio, start_trio
 
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"

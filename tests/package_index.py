@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from paceline.catalog.table import Parts, PublishedFile
+from paceline.catalog.known_models import Parts, PublishedFile
 
 
 def wheel_of(package: str, number: int, part: bytes) -> bytes:

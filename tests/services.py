@@ -14,9 +14,10 @@ from pathlib import Path
 
 from paceline.rpc.channel import open_channel
 from paceline.rpc.health import is_serving
-from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
+from paceline.v1 import model_pb2, model_pb2_grpc
+from tests.forked import ForkedProcess
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 
 
 def free_port() -> int:
@@ -33,7 +34,7 @@ class Service:
 
     module: str
     address: str
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess | subprocess.Popen[bytes]
     log: Path
 
     def wait_serving(self) -> None:
@@ -83,11 +84,14 @@ def spawn_service(
     """
     address = address or f"unix:{folder}/{module}.sock"
     log = folder / f"{module}.log"
-    with log.open("ab") as output:
-        variables, rest = split_variables(flags)
-        command = [sys.executable, "-m", module, "--listen", address, *rest]
-        with on_cores(cores or os.sched_getaffinity(0)):
-            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables)
+    variables, rest = split_variables(flags)
+    arguments, environment = ["--listen", address, *rest], {**os.environ, **variables}
+    log.touch()
+    if cores is None:
+        return Service(module, address, ForkedProcess(module, arguments, folder, log, environment), log)
+    with log.open("ab") as output, on_cores(cores):
+        command = [sys.executable, "-m", module, *arguments]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=environment)
     return Service(module, address, process, log)
 
 
@@ -110,10 +114,9 @@ def restart(service: Service) -> Service:
 
 async def free_and_total_blocks(service: Service) -> tuple[int, int]:
     """Of a model server's cache."""
-    stub = draft_pb2_grpc.DraftStub if service.module == "draft_server" else target_pb2_grpc.TargetStub
     async with open_channel(service.address) as channel:
-        card = await stub(channel).Describe(model_pb2.DescribeModelRequest())
-    return card.free_blocks, card.total_blocks
+        model_info = await model_pb2_grpc.ModelStub(channel).Describe(model_pb2.DescribeModelRequest())
+    return model_info.free_blocks, model_info.total_blocks
 
 
 async def wait_until_free(service: Service) -> None:
@@ -171,6 +174,13 @@ def start_trio(
         for service in started:
             service.wait_serving()
         addresses = ("--draft", started[0].address, "--target", started[1].address)
-        front = start_service("coordinator", folder, *addresses, *coordinator)
-        stack.enter_context(running(front))
-        yield Trio(started[0], started[1], front)
+        coordinator = spawn_service("coordinator", folder, *addresses, *coordinator)
+        stack.enter_context(running(coordinator))
+        try:
+            coordinator.wait_serving()
+        except RuntimeError as error:
+            # A coordinator waits for both, so the reason is often theirs.
+            for service in started:
+                error.add_note(f"{service.module}'s log:\n{service.log.read_text()[-4000:]}")
+            raise
+        yield Trio(started[0], started[1], coordinator)

@@ -105,7 +105,7 @@ def test_every_file_on_top_of_the_base_is_tested() -> None:
     assert [file.name for file in ROOT.glob("*compose*")] == ["docker-compose.yml"]
 
 
-def test_schema_refuses_a_misspelt_key() -> None:
+def test_schema_refuses_a_misspelled_key() -> None:
     with pytest.raises(jsonschema.ValidationError, match="comand"):
         validate({"services": {"draft": {"comand": "python"}}})
 

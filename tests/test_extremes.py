@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 from tests.bystander import undisturbed_bystander
 from tests.services import Trio
 

@@ -1,6 +1,11 @@
 """A guide is a function of the completion: whatever was asked of it before, its masks are those of a fresh one."""
 
+import gc
+import itertools
+import json
 import random
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -8,18 +13,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
-from coordinator.formats import make_grammar
-from coordinator.requests import RequestReader
+from coordinator.format_grammars import make_grammar
+from coordinator.request_reader import RequestReader
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.models.weights import load_model
-from paceline.errors import InvalidArgument, Unavailable
-from paceline.formats import OutputFormat
-from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, Guide, allows, is_dead_end
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
-from paceline.v1 import model_pb2
+from paceline.errors import InvalidArgument, ResourceExhausted, Unavailable
+from paceline.grammar import (
+    GRAMMAR_ENGINE,
+    MAX_BYTES,
+    MAX_KEPT_BYTES,
+    Grammar,
+    GrammarEngine,
+    Guide,
+    allows,
+    compile_grammar,
+    is_dead_end,
+)
+from paceline.output_format import MAX_CHOICES, OutputFormat
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
+from paceline.v1 import generation_pb2, model_pb2
 from tests.thinking import EOS_ID, make_backend
 
 PERSON = {
@@ -185,25 +201,97 @@ def test_what_can_not_be_kept_to_is_refused_in_words(engine: GrammarEngine, name
         engine.grammar(make_grammar(wanted)).guide().mask([])
 
 
-def test_only_so_many_grammars_are_kept(engine: GrammarEngine) -> None:
-    first = engine.grammar(make_grammar(OutputFormat(regex="first")))
-    assert engine.grammar(make_grammar(OutputFormat(regex="first"))) is first
-    for number in range(MAX_GRAMMARS):
-        engine.grammar(make_grammar(OutputFormat(regex=f"number {number}")))
-    assert engine.grammar(make_grammar(OutputFormat(regex="first"))) is not first
+@pytest.mark.parametrize(("written", "matched"), [
+    ('"\\u00e9"', "é"), ('"\\U0001F600"', "😀"), ('"\\xe9\\x41"', "éA"), ('"\\u0041\\n\\r\\t"', "A\n\r\t"), ('"\\\\\\""', '\\"'),
+    ('"\\[\\]"', "[]"), ('"\x7f\\u0001"', "\x7f\x01"), ('"a\nb"', "a\nb"), ("[\\u00e9]", "é"), ("[\\U0001F600]", "😀"), ("[\\]]", "]"),
+    ("[\\[]", "["), ("[\\\\]", "\\"), ("[&&a]", "&a"), ("[~~]", "~"), ("[+--]", "+,-"), ("[-^]", "^-"), ("[a-c-]", "abc-"),
+    ("[\\x61-\\u0063]", "abc"), ('"[\\\\u0041"', "[\\u0041"), ('"#" # "\\u\n', "#"),
+])  # fmt: skip
+def test_a_character_of_gbnf_is_what_llama_cpp_reads(written: str, matched: str) -> None:
+    """A class matches each of the characters, a literal all of them."""
+    grammar = of_bytes().grammar(make_grammar(OutputFormat.of_grammar(f"root ::= {written}")))
+    for text in matched if written.startswith("[") else [matched]:
+        assert grammar.guide().is_over(BYTES.encode(text).ids)
+    if written.startswith("["):
+        allowed = {BYTES.decode([each]) for each in allowed_ids(grammar, []) if each != EOS_ID}
+        assert {each for each in allowed if each.isascii()} == {each for each in matched if each.isascii()}
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '"\\U00110000"', '"\\q"', '"a', "[a", '"\\', "[\\^]"])
+def test_what_is_no_character_of_gbnf_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not GBNF"):
+        OutputFormat.of_grammar(f"root ::= {text}")
+
+
+def test_kept_grammars_are_bounded_by_their_bytes() -> None:
+    engine = of_bytes()
+    first = engine.grammar("start: /first/", num_bytes=MAX_KEPT_BYTES // 2)
+    assert engine.grammar("start: /first/") is first
+    small = [engine.grammar(f"start: /number {number}/", num_bytes=1 << 20) for number in range(100)]
+    assert engine.find("start: /first/") is first
+    large = engine.grammar("start: /large/", num_bytes=MAX_KEPT_BYTES // 4)
+    # The least recently used ones make room.
+    assert [engine.find(f"start: /number {number}/") for number in range(100)] == [None] * 36 + small[36:]
+    assert engine.find("start: /first/") is first
+    assert engine.find("start: /large/") is large
     assert not first.guide().is_over([])
+    assert not first.guide().is_over([])
+
+
+def test_grammars_of_running_generations_are_bounded_by_their_bytes() -> None:
+    engine = of_bytes()
+    used = [engine.grammar(f"start: /number {number}/", num_bytes=MAX_BYTES // 8) for number in range(8)]
+    with pytest.raises(ResourceExhausted):
+        engine.require_room(1)
+    del used
+    gc.collect()
+    engine.require_room(1)
+
+
+def test_grammars_are_not_shared_between_salts() -> None:
+    engine = of_bytes()
+    ours = engine.grammar("start: /a/", "ours")
+    assert engine.grammar("start: /a/", "ours") is ours
+    assert engine.find("start: /a/") is engine.find("start: /a/", "theirs") is None
 
 
 async def test_another_version_on_the_target_is_refused(engine: GrammarEngine) -> None:
     """A version is part of what a seed means."""
-    reader = RequestReader(cast(Any, None), engine, cast(Any, None), SpeculationParams())
+    compiled = engine.grammar(make_grammar(FORMATS["regex"]))
+
+    async def compile_it(*_: object) -> Grammar:
+        return compiled
+
+    grammars = cast(Any, SimpleNamespace(compile=compile_it))
+    reader = RequestReader(cast(Any, None), grammars, cast(Any, None), SpeculationParams())
     text = make_grammar(FORMATS["regex"])
     for theirs in ("llguidance 0.1", ""):
-        card = model_pb2.ModelCard(grammar_engine=theirs)
+        model_info = model_pb2.ModelInfo(grammar_engine=theirs)
         with pytest.raises(Unavailable, match=f"on the target server too; it has {theirs or 'none'}"):
-            await reader._compile("regex", text, SamplingParams(), card)
-    card = model_pb2.ModelCard(grammar_engine=GRAMMAR_ENGINE)
-    assert await reader._compile("regex", text, SamplingParams(), card) is engine.grammar(text)
+            await reader._compile("regex", text, "", [], SamplingParams(), model_info)
+    model_info = model_pb2.ModelInfo(grammar_engine=GRAMMAR_ENGINE)
+    assert await reader._compile("regex", text, "", [], SamplingParams(), model_info) is compiled
+
+
+async def test_a_format_that_nests_too_deeply_for_python_is_refused() -> None:
+    """Patterns that the library writes alike become one, which has to meet the schemas of all."""
+    lazy = itertools.product(("", "?"), repeat=11)
+    patterns: dict[str, Any] = {
+        "^" + "".join(f"{each}+{sign}" for each, sign in zip("abcdefghijk", signs, strict=True)): {} for signs in lazy
+    }
+
+    async def run(encode: Callable[[], str], cost: int) -> str:
+        return encode()
+
+    tokenizer: Any = SimpleNamespace(run=run)
+    policies: Any = SimpleNamespace(check=lambda _: None)
+    reader = RequestReader(tokenizer, cast(Any, None), policies, SpeculationParams())
+    schema = json.dumps({"patternProperties": patterns})
+    message = generation_pb2.GenerateRequest(format=generation_pb2.OutputFormat(json_schema=schema))
+    message.token_ids.ids.append(1)
+    model_info = model_pb2.ModelInfo(vocab_size=9, max_model_len=9, grammar_engine=GRAMMAR_ENGINE)
+    with pytest.raises(InvalidArgument, match="format nests too deeply"):
+        await reader.read(message, model_info)
 
 
 # A token is a byte.
@@ -234,6 +322,56 @@ def test_a_limit_is_an_error_and_no_end() -> None:
     for each in (guide, other, grammar.guide()):
         assert allows(each.mask(letters), letters[0])
         assert not each.is_over(letters)
+
+
+def test_texts_that_fill_an_automaton_together_reach_no_limit_and_compile_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each alone reaches no limit."""
+    compiled, letters = list[str](), BYTES.encode("ab").ids
+
+    def compile_it(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+        compiled.append(text)
+        return compile_grammar(tokenizer, text)
+
+    monkeypatch.setattr("paceline.grammar.LIMITS", {"max_lexer_states": 100})
+    monkeypatch.setattr("paceline.grammar.compile_grammar", compile_it)
+    grammar = of_bytes().grammar("start: WORD\nWORD: /[ab]*a[ab]{9}b[ab]*/")
+    guides, coin, texts = [grammar.guide() for _ in range(8)], random.Random(0), [list[int]() for _ in range(8)]
+    for _ in range(30):
+        for guide, text in zip(guides, texts, strict=True):
+            guide.mask(text)
+            text.append(coin.choice(letters))
+    assert 1 < len(compiled) <= 1 + 2 * len(guides)
+
+
+@pytest.mark.parametrize("rule", ["e e | /a/", "e e e | e e | /a/"])
+def test_an_ambiguous_text_ends_before_its_tokens_cost_much(rule: str) -> None:
+    """The library's work at a place is cubic in its items, which are some for each letter before."""
+    guide, text = (
+        of_bytes().grammar(make_grammar(OutputFormat(grammar=f"start: e\ne: {rule}"))).guide(),
+        BYTES.encode("a" * 800),
+    )
+    with pytest.raises(InvalidArgument, match="reached a limit"):
+        guide.mask(text.ids)
+
+
+def test_a_long_expression_reaches_no_limit(engine: GrammarEngine) -> None:
+    lark = 'start: e\ne: e "+" e | e "*" e | "(" e ")" | /[a-z0-9]+/'
+    guide = engine.grammar(make_grammar(OutputFormat(grammar=lark))).guide()
+    letters = [allowed_ids(engine.grammar(f"start: {json.dumps(each)}"), [])[0] for each in "x*1+"]
+    assert not guide.is_over(letters * 99 + letters[:1])
+    assert guide.mask(letters * 99 + letters[:1]).any()
+
+
+def test_the_most_choices_can_be_written() -> None:
+    backend = make_backend(has_special_marks=False)
+    engine = GrammarEngine(backend.to_str().encode(), backend.get_vocab_size(), (EOS_ID,))
+    texts = tuple(f"{at} is the number" for at in range(MAX_CHOICES))
+    guide = engine.grammar(make_grammar(OutputFormat(choice=texts))).guide()
+    completion = backend.encode(texts[-1], add_special_tokens=False).ids
+    assert all(guide.may_follow(completion[:at], token) for at, token in enumerate(completion))
+    assert guide.is_over(completion)
 
 
 def test_every_end_of_the_model_may_end_a_text() -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2, target_pb2
+from paceline.v1 import generation_pb2, model_pb2, propose_pb2, sampling_pb2, verify_pb2
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator", "gateway")
 PACKAGES = ("paceline", *SERVICES)
 # Modules besides paceline/rpc that translate between messages and domain values.
 MESSAGE_FILES = {
-    "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py", "coordinator/remote/pending.py",
+    "coordinator/servicer.py", "coordinator/request_reader.py", "coordinator/prompt_reader.py", "coordinator/generate_response.py", "coordinator/__main__.py", "coordinator/remote/link.py", "coordinator/remote/pending.py",
     "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py", "coordinator/drafters/translated.py",
-    "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
-    "paceline/serving/servicer.py", "paceline/client.py",
+    "paceline/serving/main.py", "paceline/serving/servicer.py", "paceline/serving/job_kind.py", "paceline/serving/proposing.py",
+    "target_server/verifying.py", "paceline/client.py",
 }  # fmt: skip
 # What only messages can do.
 MESSAGE_METHODS = {
@@ -49,11 +49,15 @@ def nodes_of(file: Path) -> list[ast.AST]:
 def imports(file: Path) -> Iterator[str]:
     """Every module a file imports, also inside functions."""
     for node in nodes_of(file):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imported_by(node)
+
+
+def imported_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def within(module: str, *packages: str) -> bool:
@@ -150,10 +154,10 @@ def test_what_speaks_grpc_to_users_knows_nothing_of_torch() -> None:
 
 def test_leaf_modules_import_at_most_errors() -> None:
     assert violations(("paceline.errors",), ("paceline", *SERVICES)) == []
-    leaves = ("paceline.sampling", "paceline.noise", "paceline.theory", "paceline.simulation")
+    leaves = ("paceline.sampling_params", "paceline.noise", "paceline.theory", "paceline.simulation")
     found = violations(leaves, ("paceline", *SERVICES))
-    beside_sampling = violations(("paceline.speculation",), ("paceline", *SERVICES))
-    found += [line for line in beside_sampling if not line.split()[-1].startswith("paceline.sampling")]
+    beside_sampling = violations(("paceline.speculation_params",), ("paceline", *SERVICES))
+    found += [line for line in beside_sampling if not line.split()[-1].startswith("paceline.sampling_params")]
     assert [line for line in found if not line.split()[-1].startswith(("paceline.errors", "paceline.checks"))] == []
 
 
@@ -174,7 +178,7 @@ def names_given(tree: ast.AST) -> Iterator[str]:
 
 def message_names() -> set[str]:
     """Methods and fields that messages have and no class of ours has."""
-    files = [draft_pb2, generation_pb2, model_pb2, sampling_pb2, target_pb2]
+    files = [generation_pb2, model_pb2, propose_pb2, sampling_pb2, verify_pb2]
     messages = [message for file in files for message in file.DESCRIPTOR.message_types_by_name.values()]
     fields = {field.name for message in messages for field in message.fields}
     own = {
@@ -208,22 +212,41 @@ def test_every_file_that_may_touch_messages_is_there() -> None:
     assert [name for name in MESSAGE_FILES if not (ROOT / name).is_file()] == []
 
 
-def test_no_import_cycles() -> None:
+@functools.cache
+def import_graph() -> dict[str, set[str]]:
+    """Returns the modules that each module imports.
+
+    `from package import module` needs the module; the package itself is being imported already.
+    """
     known = {module_name(file): file for file in source_files()}
-    # `from package import module` needs the module; the package itself is being imported already.
     packages = {name for name, file in known.items() if file.name == "__init__.py"}
-    graph = {name: {target for target in imports(file) if target in known} - packages for name, file in known.items()}
+    return {name: {target for target in imports(file) if target in known} - packages for name, file in known.items()}
+
+
+def test_no_import_cycles() -> None:
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join((*path, name))
         if name not in done:
-            for target in graph[name]:
+            for target in import_graph()[name]:
                 visit(target, (*path, name))
             done.add(name)
 
-    for name in graph:
+    for name in import_graph():
         visit(name, ())
+
+
+def test_remote_caches_know_requests_as_data() -> None:
+    """They reach nothing that reads chats or splits answers."""
+    reached, waiting = set[str](), [name for name in import_graph() if within(name, "coordinator.remote")]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += import_graph()[name]
+    assert "coordinator.request" in reached
+    assert {name for name in reached if within(name, "coordinator.tools")} == {"coordinator.tools.offered_tools"}
 
 
 def siblings(file: Path) -> Iterator[tuple[str, str, str]]:
@@ -239,7 +262,7 @@ def siblings(file: Path) -> Iterator[tuple[str, str, str]]:
             yield ".".join(own[:depth]), own[depth], other[depth]
 
 
-def test_packages_and_their_neighbours_import_each_other_in_one_direction() -> None:
+def test_packages_and_their_neighbors_import_each_other_in_one_direction() -> None:
     arrows: dict[str, set[tuple[str, str]]] = {}
     # A __main__ is a way in: nobody imports it.
     for file in (each for each in source_files() if each.name != "__main__.py"):
@@ -299,6 +322,20 @@ def test_importing_what_users_start_does_not_load_torch() -> None:
     command = [sys.executable, "-c", f"import sys; {code}"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{module} False" for module in modules]
+
+
+def test_torchs_compiler_is_not_imported_before_a_model_needs_transformers_modules() -> None:
+    """It takes as long as all other imports of a model server together."""
+    known = {module_name(file): file for file in source_files()}
+    reached, waiting = set(), ["paceline.engine.engine"]
+    while waiting:
+        if (name := waiting.pop()) not in reached:
+            reached.add(name)
+            at_start = run_at_import(ast.parse(known[name].read_text())) if name in known else ()
+            waiting += [each for node in at_start for each in imported_by(node)]
+    assert "paceline.engine.cpu.llama" in reached
+    compiling = ("transformers.masking_utils", "transformers.modeling_utils", "transformers.integrations")
+    assert [name for name in reached if within(name, *compiling)] == []
 
 
 def test_every_package_is_installed() -> None:

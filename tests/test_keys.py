@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import keys
+from paceline import keys, reloaded
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import KeyRing, check_key, find_key, make_key, require_keys_or_loopback
 
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ring looks at its file at every call."""
-    monkeypatch.setattr(keys, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reloaded, "LOOK_INTERVAL_S", 0.0)
 
 
 def test_a_key_is_its_owners_and_nothing_else_is(file: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_file_that_may_be_read_again_is_read_though_its_times_are_the_same(
 def test_the_file_is_looked_at_once_a_second_at_most(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     # A clock of the test's own: nobody waits.
-    monkeypatch.setattr(keys.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(reloaded.time, "monotonic", lambda: now_s)
     key = make_key(file, "alice")
     ring = KeyRing(file)
     file.write_text("")
@@ -244,3 +244,16 @@ def test_an_address_open_to_others_needs_keys_or_a_word(listen: str) -> None:
 def test_keys_and_no_keys_together_are_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"^--api-keys and --no-keys are given"):
         require_keys_or_loopback(listen, has_keys=True, no_keys=True, has_client_ca=False)
+
+
+def test_a_line_may_name_a_weight(file: Path) -> None:
+    file.write_text(f"alice {HASH} weight=4\nbob sha256:{'cd' * 32}\ncarol sha256:{'ef' * 32}\tweight=0.5\n")
+    ring = KeyRing(file)
+    assert [ring.weight_of(name) for name in ("alice", "bob", "carol", "nobody", None)] == [4.0, 1.0, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "1e3", "2000", "0.001", "x", "4,5", "٣"])
+def test_a_weight_outside_its_range_is_refused_with_the_range(file: Path, weight: str) -> None:
+    file.write_text(f"# people\nalice {HASH} weight={weight}\n")
+    with pytest.raises(ConfigError, match=r"line 2: weight must be a number in \[0.01, 1000\]"):
+        KeyRing(file)

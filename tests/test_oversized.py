@@ -7,7 +7,7 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.rpc.channel import open_channel
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
 from tests.services import Service, Trio
@@ -117,9 +117,9 @@ def test_a_model_server_refuses_to_open_a_sequence_with_too_long_a_text(name: st
 
 
 def test_a_model_server_refuses_a_tail_that_no_sequence_can_hold(session: RawSession) -> None:
-    sequence, is_draft = session.open(), "Draft" in type(session.stub).__name__
+    sequence, is_draft = session.open(), session.describe().role == "draft"
     answer = session.ask(sequence, propose(0, MANY_IDS, 4) if is_draft else verify(0, MANY_IDS))
     assert "tail_tokens holds 5000000 tokens; the model's maximum is 512" in answer.failure.status.message
     session.send(sequence, truncate(0))
     good = session.ask(sequence, propose(0, [1], 4) if is_draft else verify(0, [1]))
-    assert good.WhichOneof("answer") in ("proposal", "verdict")
+    assert good.WhichOneof("answer") in ("proposal", "verify_result")

@@ -4,13 +4,17 @@ import ast
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import paceline
 
 ROOT = Path(__file__).parent.parent
+# Of these Paceline uses private parts.
+BOUNDED = ("llguidance", "numba", "torch", "transformers", "uvicorn")
 NAMES = {"AsyncClient", "Client", "Infill", "OutputFormat", "SamplingParams", "SpeculationParams", "Tls"}
 
 
@@ -41,3 +45,11 @@ def test_marker_and_stub_are_installed() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["paceline"]
     assert [name for name in ("py.typed", "__init__.pyi") if name not in data] == []
     assert (ROOT / "paceline" / "py.typed").is_file()
+
+
+def test_libraries_whose_private_parts_are_used_are_installed_in_a_version_that_was_tested() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ranges = {each.name: each.specifier for each in map(Requirement, listed)}
+    for name in BOUNDED:
+        assert {bound.operator for bound in ranges[name]} == {">=", "<"}, name
+        assert ranges[name].contains(version(name)), f"{name} {version(name)} is not in {ranges[name]}"

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.rpc.messages import (
+from paceline.rpc.model_messages import (
     sampling_from_message,
     sampling_to_message,
     speculation_from_message,
     speculation_to_message,
 )
-from paceline.sampling import SamplingParams
-from paceline.speculation import (
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import (
     Bounds,
     Drafter,
     DraftMode,
@@ -151,20 +151,20 @@ def test_a_bad_draft_temperature_is_refused_by_name(fields: dict[str, Any], said
 @pytest.mark.parametrize(
     ("draft", "said"),
     [
-        (5, "draft is 5; it must be a text"),
-        (None, "draft is None; it must be a text"),
-        ("\ud83d", "draft is '\\ud83d'; it must be a text in UTF-8"),
-        ("x" * 257, "draft is '257 characters'; it must be at most 256 characters"),
+        (5, "draft_model is 5; it must be a text"),
+        (None, "draft_model is None; it must be a text"),
+        ("\ud83d", "draft_model is '\\ud83d'; it must be a text in UTF-8"),
+        ("x" * 257, "draft_model is '257 characters'; it must be at most 256 characters"),
     ],
 )
 def test_a_bad_name_of_a_draft_is_refused(draft: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
-        SpeculationParams(draft=draft)
+        SpeculationParams(draft_model=draft)
 
 
 @pytest.mark.parametrize("drafter", Drafter, ids=lambda drafter: drafter.value)
 def test_a_draft_is_named_only_with_drafters_that_ask_a_model(drafter: Drafter) -> None:
-    params = SpeculationParams(drafter=drafter, draft="x" * 256)
+    params = SpeculationParams(drafter=drafter, draft_model="x" * 256)
     if drafter.asks_model:
         params.check(WARM)
         assert SpeculationParams(**speculation_from_message(speculation_to_message(params))) == params

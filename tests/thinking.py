@@ -1,4 +1,4 @@
-"""A tiny random model that thinks: a byte-level tokenizer with marks around thoughts and calls, and a chat template."""
+"""A tiny random model that thinks: a byte-level tokenizer with marks around reasoning and calls, and a chat template."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.engine.models.dummy import dummy_config, make_dummy
 
 EOS, THINK, END_THINK, CALL, END_CALL = NAMES = ("<eos>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 EOS_ID = 0
-# As Qwen3's, but with `enable_thinking` its generation prompt opens the thought.
+# As Qwen3's, but with `enable_thinking` its generation prompt opens the reasoning.
 TEMPLATE = (
     "{% for each in tools or [] %}{{ each | tojson }}{% endfor %}{% for each in messages %}[{{ each.role }}]"
     "{% if each.reasoning_content %}<think>\n{{ each.reasoning_content }}\n</think>\n\n{% endif %}{{ each.content }}{% endfor %}"

@@ -19,12 +19,12 @@ prepare_process()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole  # noqa: E402
 from paceline.engine.cpu.sampler import CpuSampler  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
+from paceline.engine.engine_config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole  # noqa: E402
 from paceline.engine.models.weights import find_folder  # noqa: E402
 from paceline.engine.sampling.specs import GumbelMax, SampleComplement, SampleTruncated  # noqa: E402
-from paceline.sampling import SamplingParams  # noqa: E402
+from paceline.sampling_params import SamplingParams  # noqa: E402
 
 # For each type of activations: a role, and the weights' quantization and the cache's type.
 KINDS: dict[str, tuple[tuple[ModelRole, str, str], ...]] = {
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[tuple[ModelRole, str, str], ...]] = {
 
 
 def build(role: ModelRole, dtype: str, quantization: str, cache: str) -> None:
-    """Builds an engine, which runs a forward. Only the embedded model has formats of its own, which `auto` keeps."""
+    """Builds an engine, which runs a forward pass. Only the embedded model has formats of its own, which `auto` keeps."""
     config = EngineConfig.model_validate({
         "model": "smollm2-135m" if quantization == "auto" else "dummy:tiny", "dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache,
         "kv_cache_memory": 16 << 20,

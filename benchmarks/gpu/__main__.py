@@ -3,7 +3,7 @@
 python -m benchmarks.gpu PART [--out gpu_results] [--target dummy:llama-3.2-3b] [--draft dummy:llama-3.2-1b] ...
 
 Random weights in Llama-3.2's shapes, made on the GPU. Where acceptance matters a coin decides it
-(--synthetic-acceptance). `services`, `identity` and `sharing` also run with `--device cpu`: a rehearsal, no
+(--synthetic-acceptance-rate). `services`, `identity` and `sharing` also run with `--device cpu`: a rehearsal, no
 measurement. All parts in turn, each with a time limit: benchmarks/gpu/first_run.sh.
 """
 

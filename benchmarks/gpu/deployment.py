@@ -14,8 +14,8 @@ from benchmarks.gpu.options import Options
 from paceline.cli.services import Services
 from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftLength, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftLength, SpeculationParams
 from tests.services import running as running_services
 from tests.services import start_service
 
@@ -37,12 +37,12 @@ class Deployed:
     async def with_alpha(self, alpha: float) -> AsyncIterator[AsyncClient]:
         """Yields a client of another coordinator, which accepts drafts with probability `alpha`."""
         addresses = self.services.addresses
-        front = await asyncio.to_thread(
+        coordinator = await asyncio.to_thread(
             start_service, "coordinator", self.folder, "--target", addresses["target"], "--draft", addresses["draft"],
-            "--synthetic-acceptance", str(alpha), address=f"unix:{self.folder}/{alpha}.sock",
+            "--synthetic-acceptance-rate", str(alpha), address=f"unix:{self.folder}/{alpha}.sock",
         )  # fmt: skip
-        with running_services(front):
-            async with AsyncClient(front.address) as client:
+        with running_services(coordinator):
+            async with AsyncClient(coordinator.address) as client:
                 yield client
 
 
@@ -86,8 +86,8 @@ async def answer(
     return at_once * options.tokens / (time.perf_counter() - started_s), done
 
 
-def wire_share(done: list[Completion]) -> float:
-    """Returns the wire's share of the rounds' time."""
+def rpc_share(done: list[Completion]) -> float:
+    """Returns the RPCs' share of the rounds' time."""
     timings = [each.finish.timing for each in done if each.finish is not None]
-    whole_ms = sum(each.draft_ms + each.target_ms + each.queued_ms + each.wire_ms for each in timings)
-    return sum(each.wire_ms for each in timings) / whole_ms
+    whole_ms = sum(each.draft_ms + each.target_ms + each.queued_ms + each.rpc_ms for each in timings)
+    return sum(each.rpc_ms for each in timings) / whole_ms

@@ -13,16 +13,16 @@ import torch
 
 from benchmarks.gpu.clock import gpu_seconds
 from benchmarks.gpu.options import Options
-from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine import build_engine
+from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode, Rule
-from target_server.verifier import VerifyJob, VerifySpec
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support
+from paceline.speculation_params import DraftMode, Rule
+from target_server.verify_job import VerifyJob, VerifySpec
 
 REPEATS = 50
 # Drafts of a round.
@@ -109,11 +109,11 @@ class GpuEngine:
 
 @contextlib.contextmanager
 def gpu_engine(
-    options: Options, model: str, role: ModelRole, quantization: str = "none", deterministic: bool = False, cuda_graph_max_tokens: int = 160
+    options: Options, model: str, role: ModelRole, quantization: str = "none", batch_invariant: bool = False, cuda_graph_max_tokens: int = 160
 ) -> Iterator[GpuEngine]:  # fmt: skip
     """`cuda_graph_max_tokens`: as the setting; a lower value captures faster. The memory is freed at the end."""
     config = EngineConfig(
-        model=model, quantization=quantization, deterministic=deterministic, device="cuda", gpu_memory_utilization=0.5,
+        model=model, quantization=quantization, batch_invariant=batch_invariant, device="cuda", gpu_memory_utilization=0.5,
         kv_cache_memory=KV_CACHE, max_model_len=options.max_model_len, cuda_graph_max_tokens=cuda_graph_max_tokens,
     )  # type: ignore[arg-type]  # fmt: skip
     built = build_engine(config, role, asyncio.new_event_loop(), lambda line: print(f"  {line}"))

@@ -14,7 +14,7 @@ GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.5)
 LONGEST_GAMMA = 30
 ALPHAS = [step / 100 for step in range(100)]
-# Apart in shape and in shade: a picture may be printed in grey.
+# Apart in shape and in shade: a picture may be printed in gray.
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = {"draft model": "o", "target in int8": "s", "n-gram look-up": "^", "context copy": "v"}
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.config import EngineConfig
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.engine_config import EngineConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import load_model
 from paceline.engine.threads import CORES, set_num_workers
 
 BLOCK_SIZE = 64
-# Rows of one forward over a text.
+# Rows of one forward pass over a text.
 CHUNK_ROWS = 256
 PROGRESS_S = 20.0
 
@@ -97,7 +97,7 @@ class Reader:
 
     def _forward(self, builder: BatchBuilder, attention: object) -> torch.Tensor:
         batch = builder.build(self._model.padded(builder.num_tokens))
-        known = self._model.forward(batch, attention, attention.plan(batch.spans))  # type: ignore[attr-defined,arg-type]
+        known = self._model.logits(self._model.forward(batch, attention, attention.plan(batch.spans)))  # type: ignore[attr-defined,arg-type]
         return self._model.head.to_full_vocab(known) if known.shape[0] else known
 
 

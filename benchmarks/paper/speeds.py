@@ -41,7 +41,7 @@ class Speed:
 
     @property
     def expected_here(self) -> float:
-        """Theorem 3.8 with the measured time of gamma + 1 rows instead of one, and with the wire and event loops."""
+        """Theorem 3.8 with the measured time of gamma + 1 rows instead of one, and with RPCs and event loops."""
         share = self.drafted_share
         tokens = share * tokens_per_round(self.alpha.mean, self.gamma) + 1 - share
         return tokens / (share * self.c * self.gamma + self.verify + self.overhead)

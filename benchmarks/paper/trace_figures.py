@@ -11,7 +11,7 @@ from benchmarks.paper.figures import new_figure, save
 GREEN, RED, BLUE = "#1a7f37", "#c62828", "#1f4fbf"
 # Characters of a line, and rounds of a diagram.
 LINE_CHARACTERS, DIAGRAM_MS = 118, 150.0
-COLOURS = {"draft step": "#4f81ff", "target run": "#8e5cc2", "messages and waiting": "#d8d8d8"}
+COLORS = {"draft step": "#4f81ff", "target run": "#8e5cc2", "messages and waiting": "#d8d8d8"}
 Round = dict[str, Any]
 
 
@@ -23,9 +23,9 @@ def draw_figure_1(folder: Path, rounds: Sequence[Round]) -> None:
     axes.axis("off")
     for line, each in enumerate(rounds):
         at = 0
-        for text, colour in parts_of(each):
+        for text, color in parts_of(each):
             shown = text.replace("\n", "⏎").replace("$", r"\$")
-            axes.text(at, line, shown, color=colour, family="monospace", fontsize=8, va="center")
+            axes.text(at, line, shown, color=color, family="monospace", fontsize=8, va="center")
             at += len(text)
     axes.set_title(
         "Figure 1: each line is a run of the target; green accepted, red rejected, blue its correction", fontsize=9
@@ -34,7 +34,7 @@ def draw_figure_1(folder: Path, rounds: Sequence[Round]) -> None:
 
 
 def parts_of(each: Round) -> list[tuple[str, str]]:
-    """The texts of a round with their colours."""
+    """The texts of a round with their colors."""
     accepted = each["num_accepted"]
     found = [(draft["text"], GREEN) for draft in each["proposed"][:accepted]]
     own = each["texts"][accepted:]
@@ -56,19 +56,19 @@ def draw_figure_5(folder: Path, traces: dict[str, Sequence[Round]]) -> None:
             steps = max(1, len(each["proposed"]))
             for _ in range(steps if each["draft_us"] else 0):
                 width = each["draft_us"] / steps / 1e3
-                _block(axes, row, now, width, COLOURS["draft step"])
+                _block(axes, row, now, width, COLORS["draft step"])
                 now += width
-            _block(axes, row, now, each["target_us"] / 1e3, COLOURS["target run"])
+            _block(axes, row, now, each["target_us"] / 1e3, COLORS["target run"])
             now += each["target_us"] / 1e3
-            rest = (each["wire_us"] + each["queued_us"]) / 1e3
-            _block(axes, row, now, rest, COLOURS["messages and waiting"])
+            rest = (each["rpc_us"] + each["queued_us"]) / 1e3
+            _block(axes, row, now, rest, COLORS["messages and waiting"])
             now += rest
     axes.set(xlim=(0, DIAGRAM_MS), ylim=(len(traces) - 0.4, -0.6), xlabel="ms behind the prompt's round")
     axes.set_yticks(range(len(traces)), list(traces))
-    axes.legend(handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()], ncols=3, fontsize=8,
+    axes.legend(handles=[Patch(color=color, label=name) for name, color in COLORS.items()], ncols=3, fontsize=8,
                 loc="lower center", bbox_to_anchor=(0.5, 1.0))  # fmt: skip
     save(figure, folder, "figure_5")
 
 
-def _block(axes: Any, row: int, start: float, width: float, colour: str) -> None:
-    axes.barh(row, width, left=start, height=0.7, color=colour, edgecolor="white", linewidth=0.4)
+def _block(axes: Any, row: int, start: float, width: float, color: str) -> None:
+    axes.barh(row, width, left=start, height=0.7, color=color, edgecolor="white", linewidth=0.4)

@@ -17,8 +17,8 @@ from benchmarks.paper.results import Setup
 from paceline.client import AsyncClient, Completion
 from paceline.prompts import PromptRecord, read_prompts
 from paceline.results import TracedDraft
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 
 # Two tasks: prompts of kinds whose answers quote their prompt, and of kinds whose answers do not.
 TASKS = {
@@ -79,7 +79,7 @@ def figures_of(done: Completion) -> dict[str, float]:
         "decided": sum(_is_decided(draft) for trace in drafted for draft in trace.proposed),
         "draft_ms": sum(trace.draft_us for trace in rounds) / 1e3,
         "target_ms": sum(trace.target_us for trace in rounds) / 1e3,
-        "wire_ms": sum(trace.wire_us + trace.queued_us for trace in rounds) / 1e3,
+        "rpc_ms": sum(trace.rpc_us + trace.queued_us for trace in rounds) / 1e3,
     }
 
 
@@ -114,7 +114,7 @@ async def compare(
 async def _measure(setup: Setup, draft: str, drafters: dict[str, Drafter], count: int, tokens: int) -> Any:
     tasks = tasks_of(setup.prompts, count)
     async with served(setup, draft) as (_, client):
-        # First forwards have extra costs, which are not measured.
+        # First forward passes have extra costs, which are not measured.
         warm = SamplingParams(max_tokens=tokens, ignore_eos=True)
         for speculation in ways(drafters, 0).values():
             await client.complete("Say something.", warm, speculation)
@@ -122,7 +122,7 @@ async def _measure(setup: Setup, draft: str, drafters: dict[str, Drafter], count
 
 
 def served(setup: Setup, draft: str) -> Any:
-    """Runs the services without recent answers, since every mode gets the same prompts."""
+    """Runs the services without recent responses, since every mode gets the same prompts."""
     target = {"model": setup.target, "quantization": setup.target_quantization}
     return embedded_pair(draft, remembers=False, target=target)
 
@@ -152,11 +152,11 @@ async def _traces(setup: Setup) -> dict[str, Any]:
         for name, (sampling, speculation) in asked.items():
             # The first time warms what the second one measures.
             for _ in range(2):
-                pieces = [piece async for piece in client.stream(TRACED_PROMPT, sampling, speculation, trace=True)]
+                pieces = [chunk async for chunk in client.stream(TRACED_PROMPT, sampling, speculation, trace=True)]
             found[name] = [
-                {**asdict(piece.trace), "texts": [text for text, _ in piece.parts], "origins": piece.origins}
-                for piece in pieces
-                if piece.trace is not None
+                {**asdict(chunk.trace), "texts": [text for text, _ in chunk.parts], "origins": chunk.origins}
+                for chunk in pieces
+                if chunk.trace is not None
             ]
     return found
 

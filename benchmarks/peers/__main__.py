@@ -39,7 +39,7 @@ ENGINES = "paceline,transformers,llama.cpp,llama.cpp-native,vllm,openvino"
 SPARE_TOKENS = 64
 LENGTH_STEP_TOKENS = 256
 READ_BYTES = 1 << 24
-# Maximum repeats of a disturbed turn; 0 if Paceline drafts from recent answers.
+# Maximum repeats of a disturbed turn; 0 if Paceline drafts from recent responses.
 REPEATS = 3
 
 

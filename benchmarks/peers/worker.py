@@ -71,7 +71,7 @@ class Worker:
             answer = self._hear()
             others = disturbance.share()
         except BrokenPipeError as error:
-            raise WorkerFailed(self._last_words()) from error
+            raise WorkerFailed(self._exit_reason()) from error
         finally:
             self._signal(signal.SIGSTOP)
         return Answer(answer["token_ids"], answer["seconds"], others)
@@ -98,10 +98,10 @@ class Worker:
             raise WorkerFailed(f"no answer within {ANSWER_TIMEOUT_S:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise WorkerFailed(self._last_words())
+            raise WorkerFailed(self._exit_reason())
         return json.loads(line)
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         """Says how the process ended, once its stdout is closed."""
         status = self._process.wait(END_TIMEOUT_S)
         self._log.seek(0)
@@ -127,6 +127,6 @@ def _family(pid: int) -> list[int]:
             continue
         children.setdefault(parent, []).append(int(stat.parent.name))
     family = [pid]
-    for member in family:
-        family.extend(children.get(member, []))
+    for endpoint in family:
+        family.extend(children.get(endpoint, []))
     return family

@@ -9,17 +9,18 @@ from dataclasses import replace
 
 from coordinator.acceptance import Origin, Outcome
 from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, NextTokens, Tokens
-from coordinator.beams.models import DraftBeams, Drafted, TargetBeams, make_draft_beams
-from coordinator.context import Context, Emission, Request, no_token_allowed
+from coordinator.beams.hypothesis_sequences import DraftBeams, Drafted, TargetBeams, make_draft_beams
+from coordinator.context import Context, Emission, no_token_allowed
 from coordinator.drafters.drafter import Resources
-from coordinator.remote.place import TargetPlace
+from coordinator.remote.placement import Placement
 from coordinator.reports import DraftReport
+from coordinator.request import Request
 from coordinator.stats import GenerationStats
 
 
 def beam_search(
     context: Context,
-    place: TargetPlace,
+    placement: Placement,
     timeout_s: float,
     resources: Resources,
     stats: GenerationStats,
@@ -28,8 +29,8 @@ def beam_search(
     """`has_read` is called when the target has read the prompt, long before the first emission."""
     request = context.request
     # Drafted hypotheses would need states that were not reserved.
-    draft = None if place.link.num_state_tokens else make_draft_beams(resources, request)
-    return search(context, draft, TargetBeams(place, request, timeout_s), stats, has_read)
+    draft = None if placement.link.num_state_tokens else make_draft_beams(resources, request)
+    return search(context, draft, TargetBeams(placement, request, timeout_s), stats, has_read)
 
 
 async def search(
@@ -57,7 +58,10 @@ async def search(
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
             # The first step needs no draft.
             report = DraftReport(
-                drafter="model", draft=drafted.draft, computed_us=drafted.computed_us, queued_us=drafted.queued_us
+                drafter="model",
+                draft_model=drafted.draft_model,
+                compute_us=drafted.compute_us,
+                queued_us=drafted.queued_us,
             )
             stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         if not beams.finished:

@@ -10,7 +10,7 @@ from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter
 from coordinator.drafters.token_index import END, MAX_MATCH, TokenIndex
 from coordinator.reports import DraftReport
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 # Which text the match is in, and the bit length of its length.
 Kind = tuple[str, int]

@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Callable
 
-from coordinator.context import Request
 from coordinator.drafters.drafter import Drafter, Factory, Resources
+from coordinator.request import Request
 from paceline.errors import ConfigError
 
 

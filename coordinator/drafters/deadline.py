@@ -3,10 +3,13 @@
 import asyncio
 import time
 
+from paceline.recent_mean import RecentMean
+from paceline.rpc.heartbeat import SILENT_S
+
 # Before the first draft, which may have to prefill a long prompt.
 FIRST_TIMEOUT_S = 30.0
-# At least the link's SILENT_S, so that a stopped server counts as silent before the next attempt.
-MIN_TIMEOUT_S = 2.0
+# A stopped server counts as silent before the next attempt.
+MIN_TIMEOUT_S = SILENT_S
 # Multiple of the average time.
 TIMEOUT_FACTOR = 10.0
 # Weight of the newest time in the average.
@@ -15,16 +18,15 @@ SMOOTHING = 0.1
 
 class DraftDeadline:
     def __init__(self) -> None:
-        self._token_s = 0.0
+        self._token_s = RecentMean(SMOOTHING)
 
     def seconds(self, num_tokens: int) -> float:
-        if self._token_s == 0:
+        if not self._token_s.num_seen:
             return FIRST_TIMEOUT_S
-        return MIN_TIMEOUT_S + TIMEOUT_FACTOR * self._token_s * num_tokens
+        return MIN_TIMEOUT_S + TIMEOUT_FACTOR * self._token_s.value * num_tokens
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        token_s = seconds / max(1, num_tokens)
-        self._token_s = token_s if self._token_s == 0 else self._token_s + SMOOTHING * (token_s - self._token_s)
+        self._token_s.add(seconds / max(1, num_tokens))
 
 
 class DraftWait:

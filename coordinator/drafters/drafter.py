@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
-from coordinator.drafters.bets import Bets
+from coordinator.context import Context
+from coordinator.drafters.ahead_stats import AheadStats
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
-from coordinator.drafters.token_index import RecentAnswers
-from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes
-from coordinator.remote.place import DraftPlace, Place
-from coordinator.remote.pool import DraftPool, TargetPool
-from paceline.speculation import Drafter as DrafterName
+from coordinator.drafters.token_index import SuffixCache
+from coordinator.remote.placement import Placement
+from coordinator.remote.pool import Pool
+from coordinator.remote.server_load import UNKNOWN_TIMES, ForwardTimes
+from coordinator.request import Request
+from paceline.speculation_params import Drafter as DrafterName
 
 
 class Drafter(Protocol):
@@ -57,32 +58,32 @@ class ModelDrafter(Drafter, Protocol):
 
     name: str
     # The model's name, if it has one.
-    draft: str = ""
-    # Whether `propose` respects `least_confidence` and `after`; it then proposes at least one token while available.
+    draft_model: str = ""
+    # Whether `propose` respects `min_probability` and `after`; it then proposes at least one token while available.
     has_confidence: bool
 
     @property
     def num_at_once(self) -> int:
-        """Returns how many tokens one forward drafts; all of a proposal if more than one."""
+        """Returns how many tokens one forward pass drafts; all of a proposal if more than one."""
         return 1
 
     @property
     def stops_early(self) -> bool:
-        """Returns whether a stop at `least_confidence` saves the forwards of the drafts after it."""
+        """Returns whether a stop at `min_probability` saves the forward passes of the drafts after it."""
         return False
 
     async def propose(
-        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+        self, context: Context, num_draft_tokens: int, min_probability: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         """Drafts what follows the context and the undecided tokens `after`.
 
-        Stops after the token at which joint confidence falls below `least_confidence`.
+        Stops after the token at which joint confidence falls below `min_probability`.
         """
         ...
 
     @property
     def times(self) -> ForwardTimes:
-        """Returns the seconds of its forwards by their number of tokens."""
+        """Returns the seconds of its forward passes by their number of tokens."""
         return UNKNOWN_TIMES
 
     def absence(self, context: Context) -> str:
@@ -103,7 +104,7 @@ class TimedDrafter(ModelDrafter):
         self.name = name
 
     async def propose(
-        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+        self, context: Context, num_draft_tokens: int, min_probability: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         return await self._drafter.propose(context, num_draft_tokens)
 
@@ -121,31 +122,31 @@ class NoDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    draft: DraftPool | None = None
+    draft: Pool | None = None
     custom: Callable[[Request], Drafter] | None = None
-    recent: RecentAnswers | None = None
+    recent: SuffixCache | None = None
     ngram_shape: NgramShape = DEFAULT_SHAPE
     # By the draft model's name.
     deadlines: dict[str, DraftDeadline] = field(default_factory=lambda: defaultdict(DraftDeadline))
     # Without targets nothing is drafted ahead: what shares a device with them is not known.
-    targets: TargetPool | None = None
-    bets: Bets = field(default_factory=Bets)
+    targets: Pool | None = None
+    ahead_stats: AheadStats = field(default_factory=AheadStats)
 
-    def draft_place(self, request: Request) -> DraftPlace | None:
-        """Returns a place for a request's draft; None while there is no draft server for it."""
-        return next(iter(self._places(request, [request.speculation.draft])), None)
+    def draft_placement(self, request: Request) -> Placement | None:
+        """Returns a placement for a request's draft; None while there is no draft server for it."""
+        return next(iter(self._placements(request, [request.speculation.draft_model])), None)
 
-    def draft_places(self, request: Request) -> list[DraftPlace]:
-        """Returns a place at each draft model that a request may use."""
-        named, models = request.speculation.draft, [] if self.draft is None else self.draft.models
-        return self._places(request, models if len(models) > 1 and not named else [named])
+    def draft_placements(self, request: Request) -> list[Placement]:
+        """Returns a placement at each draft model that a request may use."""
+        named, models = request.speculation.draft_model, [] if self.draft is None else self.draft.models
+        return self._placements(request, models if len(models) > 1 and not named else [named])
 
-    def _places(self, request: Request, models: Sequence[str]) -> list[DraftPlace]:
+    def _placements(self, request: Request, models: Sequence[str]) -> list[Placement]:
         pool = self.draft
         if pool is None:
             return []
-        there = [model for model in models if any(each.has(model) for each in pool.members)]
-        return [Place(pool, request, request.prompt, model=model) for model in there]
+        there = [model for model in models if any(each.has(model) for each in pool.endpoints)]
+        return [Placement(pool, request, request.prompt, model=model) for model in there]
 
 
 @dataclass(frozen=True, slots=True)

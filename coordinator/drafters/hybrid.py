@@ -1,11 +1,12 @@
 """The hybrid drafter: n-grams after a long match, otherwise the draft model. With an adaptive length the policy chooses."""
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
+from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.model import make_model_or_ngram, make_models
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.suffix import make_lookups
+from coordinator.request import Request
 
 # From this match length on, n-grams are about as accurate as a good draft model. Order 2 alone never reaches it.
 LONG_MATCH = 2

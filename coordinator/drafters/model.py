@@ -1,14 +1,15 @@
 """The draft model, with n-grams while it is unavailable."""
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
+from coordinator.context import Context
 from coordinator.drafters.ahead import AheadDrafter, has_own_device, may_draft_ahead
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.drafters.translated import TranslatedDrafter
-from coordinator.remote.place import DraftPlace
+from coordinator.remote.placement import Placement
 from coordinator.reports import DraftReport
+from coordinator.request import Request
 
 
 class StandbyDrafter(Drafter):
@@ -32,24 +33,24 @@ class StandbyDrafter(Drafter):
         self._model.release()
 
 
-def make_model(resources: Resources, request: Request, place: DraftPlace) -> RemoteDrafter:
-    deadline, targets = resources.deadlines[place.model], resources.targets
-    if place.translation is not None:
-        return TranslatedDrafter(place, request, deadline, place.translation)
-    # Asked here too, for it costs each round a little even while it makes no bets.
-    if targets is not None and may_draft_ahead(request) and has_own_device(place.link, targets):
-        return AheadDrafter(place, request, deadline, targets, resources.bets)
-    return RemoteDrafter(place, request, deadline)
+def make_model(resources: Resources, request: Request, placement: Placement) -> RemoteDrafter:
+    deadline, targets = resources.deadlines[placement.model], resources.targets
+    if placement.translation is not None:
+        return TranslatedDrafter(placement, request, deadline, placement.translation)
+    # Asked here too, for it costs each round a little even while it drafts nothing ahead.
+    if targets is not None and may_draft_ahead(request) and has_own_device(placement.link, targets):
+        return AheadDrafter(placement, request, deadline, targets, resources.ahead_stats)
+    return RemoteDrafter(placement, request, deadline)
 
 
 def make_models(resources: Resources, request: Request) -> list[RemoteDrafter]:
     """Makes a drafter for each draft model that the request may use."""
-    return [make_model(resources, request, place) for place in resources.draft_places(request)]
+    return [make_model(resources, request, placement) for placement in resources.draft_placements(request)]
 
 
 def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:
-    ngram, place = NgramDrafter(resources.ngram_shape), resources.draft_place(request)
-    return ngram if place is None else StandbyDrafter(make_model(resources, request, place), ngram)
+    ngram, placement = NgramDrafter(resources.ngram_shape), resources.draft_placement(request)
+    return ngram if placement is None else StandbyDrafter(make_model(resources, request, placement), ngram)
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:

@@ -8,7 +8,7 @@ from itertools import islice
 from paceline.checks import require, require_type
 
 MIN_ORDER, MAX_ORDER = 2, 8
-# A table takes up to 3.5 kB per token.
+# A table takes up to 250 bytes per token and order.
 MAX_WINDOW_TOKENS = 2**17
 ORDERS_ALLOWED = f"distinct whole numbers in [{MIN_ORDER}, {MAX_ORDER}], separated by commas, such as 4,3,2"
 
@@ -68,7 +68,8 @@ class NgramTable:
         self._lengths, self._longest = shape.context_lengths, shape.longest_match
         self._tokens: deque[int] = deque()
         self._num_added = 0
-        self._continuations: dict[tuple[int, ...], _Continuations] = {}
+        # By context. Most have one continuation, which an integer holds: an object takes several times as much.
+        self._continuations: dict[int, int | _Continuations] = {}
 
     def __len__(self) -> int:
         return len(self._continuations)
@@ -80,50 +81,93 @@ class NgramTable:
         recent = tuple(islice(reversed(self._tokens), self._longest))[::-1]
         for length in self._lengths:
             if length <= len(recent):
-                context = recent[-length:]
-                if context not in self._continuations:
-                    self._continuations[context] = _Continuations()
-                self._continuations[context].add(token, self._num_added)
+                self._count(_key(recent[-length:]), token)
         self._tokens.append(token)
         self._num_added += 1
 
     def predict(self, tail: Sequence[int]) -> Prediction | None:
         for length in self._lengths:
-            if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
-                token, times_seen = seen.best()
+            if length <= len(tail) and (seen := self._continuations.get(_key(tail[-length:]))) is not None:
+                token, times_seen = _unpacked(seen)[:2] if isinstance(seen, int) else seen.best()
                 return Prediction(token, length, times_seen)
         return None
+
+    def _count(self, context: int, token: int) -> None:
+        seen = self._continuations.get(context)
+        if seen is None:
+            self._continuations[context] = _packed(token, 1, self._num_added)
+        elif isinstance(seen, int):
+            known, times, position = _unpacked(seen)
+            if known == token:
+                self._continuations[context] = _packed(token, times + 1, self._num_added)
+            else:
+                self._continuations[context] = several = _Continuations(known, times, position)
+                several.add(token, self._num_added)
+        else:
+            seen.add(token, self._num_added)
 
     def _forget_oldest(self) -> None:
         oldest = tuple(islice(self._tokens, self._longest + 1))
         for length in self._lengths:
             if length < len(oldest):
-                seen = self._continuations[oldest[:length]]
-                seen.forget_oldest(oldest[length])
-                if not seen:
-                    del self._continuations[oldest[:length]]
+                self._forget(_key(oldest[:length]), oldest[length])
         self._tokens.popleft()
+
+    def _forget(self, context: int, token: int) -> None:
+        seen = self._continuations[context]
+        if isinstance(seen, int):
+            _, times, position = _unpacked(seen)
+            if times > 1:
+                self._continuations[context] = _packed(token, times - 1, position)
+            else:
+                del self._continuations[context]
+            return
+        seen.forget_oldest(token)
+        if len(seen) == 1:
+            self._continuations[context] = _packed(*seen.last())
+
+
+def _key(context: Sequence[int]) -> int:
+    """Returns a number for each context of any length."""
+    key = 1
+    for token in context:
+        key = key << 32 | token
+    return key
+
+
+def _packed(token: int, times: int, position: int) -> int:
+    return position << 64 | times << 32 | token
+
+
+def _unpacked(seen: int) -> tuple[int, int, int]:
+    """Returns the token, its count and its last position."""
+    return seen & 0xFFFF_FFFF, seen >> 32 & 0xFFFF_FFFF, seen >> 64
 
 
 class _Continuations:
-    """Tokens that followed one context."""
+    """Tokens that followed one context: two or more."""
 
     __slots__ = ("_best", "_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, token: int, times: int, position: int) -> None:
         # Token -> count and last position, so no two values are equal.
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen = {token: (times, position)}
         # None until `best` searches for it.
-        self._best: int | None = None
+        self._best: int | None = token
 
     def __len__(self) -> int:
         return len(self._seen)
+
+    def last(self) -> tuple[int, int, int]:
+        """Returns the only token that is left, its count and its last position."""
+        [(token, (times, position))] = self._seen.items()
+        return token, times, position
 
     def add(self, token: int, position: int) -> None:
         times = self._seen[token][0] + 1 if token in self._seen else 1
         self._seen[token] = (times, position)
         # The most recent token wins a tie.
-        if len(self._seen) == 1 or (self._best is not None and times >= self._seen[self._best][0]):
+        if self._best is not None and times >= self._seen[self._best][0]:
             self._best = token
 
     def forget_oldest(self, token: int) -> None:

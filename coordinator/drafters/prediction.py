@@ -12,7 +12,7 @@ from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter
 from coordinator.drafters.ngram import CHUNK_TOKENS
 from coordinator.reports import DraftReport
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 # Newest tokens compared after a mismatch.
 MAX_MATCH = 8

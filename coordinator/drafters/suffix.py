@@ -1,16 +1,17 @@
-"""The suffix drafter: copies what followed the longest match of the newest tokens, in this context or in recent answers.
+"""The suffix drafter: copies what followed the longest match of the newest tokens, in this context or in recent responses.
 
 Suffix decoding: 2411.04975.
 """
 
 import asyncio
 
-from coordinator.context import Context, Request
+from coordinator.context import Context
 from coordinator.drafters.copying import CopyingDrafter
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter, Resources
 from coordinator.drafters.ngram import CHUNK_TOKENS, NgramDrafter
-from coordinator.drafters.quoted import QuotedDrafter
 from coordinator.drafters.token_index import MAX_MATCH, TokenIndex
+from coordinator.drafters.tool_result import ToolResultDrafter
+from coordinator.request import Request
 
 # Newest tokens of prompt and completion to search.
 WINDOW_TOKENS = 16_384
@@ -55,8 +56,8 @@ def make_suffix(resources: Resources, request: Request) -> SuffixDrafter:
 
 def make_lookups(resources: Resources, request: Request) -> list[LookupDrafter]:
     """Returns all that look drafts up, for an adaptive length."""
-    quoted = [QuotedDrafter(request.quoted)] if request.quoted else []
-    return [*quoted, make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
+    from_tools = [ToolResultDrafter(request.tool_results)] if request.tool_results else []
+    return [*from_tools, make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
 
 
 FACTORY = Factory(make_suffix, lambda resources, request: DrafterSet(make_lookups(resources, request)))

@@ -1,4 +1,4 @@
-"""An index of token sequences, and the recent answers to search with it.
+"""An index of token sequences, and the recent responses to search with it.
 
 Hash chains (RFC 1951, section 4) link positions after the same tokens, newest first. Ring buffers bound memory.
 """
@@ -87,7 +87,7 @@ class TokenIndex:
         return hash(key) & (len(self._newest) - 1)
 
 
-class RecentAnswers:
+class SuffixCache:
     """In memory only. Requests with different salts share nothing, not even timing."""
 
     def __init__(self, capacity: int) -> None:

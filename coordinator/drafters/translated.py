@@ -1,24 +1,27 @@
 """Drafts of a model with another tokenizer than the target's: tokens that both have.
 
 The draft server restricts the model's distribution to these tokens and answers with the target's ids, so the rules, the noise
-and the policy are those of any draft. Here the context becomes the draft model's tokens (`coordinator.vocabularies`).
+and the policy are those of any draft. Here the context becomes the draft model's tokens (`coordinator.vocabulary_translation`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
+from coordinator.context import Context
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.remote_drafter import RemoteDrafter
-from coordinator.remote.place import DraftPlace
-from coordinator.vocabularies import DraftContext, Translation
+from coordinator.remote.placement import Placement
+from coordinator.request import Request
+from coordinator.vocabulary_translation import DraftContext, Translation
 from paceline.checks import require
-from paceline.v1 import draft_pb2
+from paceline.v1 import propose_pb2
 
 
 class TranslatedDrafter(RemoteDrafter):
-    def __init__(self, place: DraftPlace, request: Request, deadline: DraftDeadline, translation: Translation) -> None:
+    def __init__(
+        self, placement: Placement, request: Request, deadline: DraftDeadline, translation: Translation
+    ) -> None:
         self._shared = translation.shared
         self._read_context = DraftContext(translation, request.prompt)
         # The target's context, which grows.
@@ -27,13 +30,13 @@ class TranslatedDrafter(RemoteDrafter):
         self._target_position = 0
         # The draft server can't apply a grammar to the target's tokens: what it forbids is cut, or rejected.
         read = replace(request, prompt=self._read_context.tokens.copy(), grammar=None, grammar_text="")
-        super().__init__(place, read, deadline)
+        super().__init__(placement, read, deadline)
 
     @property
     def stops_early(self) -> bool:
         # Of the target's tokens the server drafts several at once only with masks.
-        card = self._place.link.card
-        return card is not None and card.num_mask_tokens == 0
+        model_info = self._placement.link.model_info
+        return model_info is not None and model_info.num_mask_tokens == 0
 
     def absence(self, context: Context) -> str:
         reason = super().absence(context)
@@ -67,11 +70,11 @@ class TranslatedDrafter(RemoteDrafter):
         return self._target_vocab_size
 
     def _fill(
-        self, command: draft_pb2.DraftCommand, position: int, tail: list[int], num_draft_tokens: int,
-        least_confidence: float, num_choices: int, guess: Sequence[int] = (),
+        self, propose: propose_pb2.Propose, num_draft_tokens: int, min_probability: float, num_choices: int,
+        guess: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        super()._fill(command, position, tail, num_draft_tokens, least_confidence, num_choices, guess)
-        command.propose.target_position = self._target_position
+        super()._fill(propose, num_draft_tokens, min_probability, num_choices, guess)
+        propose.target_position = self._target_position
 
     def _check(self, proposal: Proposal, num_asked: int) -> None:
         super()._check(proposal, num_asked)

@@ -8,10 +8,10 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
                model's: how often its k-th drafts were, and once they are drafted, its own probability, calibrated.
     seconds    the servers' forward times for as many tokens as all active generations feed if all do the same, corrected by
                what rounds really took (`costs`)
-    speed      tokens a second that the generation makes, or all that share forwards with it
+    speed      tokens a second that the generation makes, or all that share forward passes with it
 
     decided                              by
-    whether the model drafts at all      where several share forwards: together, by the largest gain until both ways were
+    whether the model drafts at all      where several share forward passes: together, by the largest gain until both ways were
                                          seen, then by the better pace
     looked-up tokens                     the largest gain
     continued by a model, or not         the larger gain of the two

@@ -1,13 +1,11 @@
 """The adaptive policy, the default: it makes the proposal that gains most in every round (see `coordinator.policy`).
 
 It counts choices. Without an output format every token is one. With a format, a choice brings the forced tokens after it,
-drafted or not; as drafts they make the target's forward longer.
+drafted or not; as drafts they make the target's forward pass longer.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
@@ -18,7 +16,7 @@ from coordinator.policy.policy import Policy
 from coordinator.policy.source import NO_PLAN, Plan, Source
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds
 
 # Prior probability that a looked-up token is accepted if those before it are.
 FIRST_LOOKUP_RATE = 0.6
@@ -85,8 +83,8 @@ class AdaptivePolicy(Policy):
             self._num_before = proposal.num_choices()
         if plan.source is not None:
             self._newest, num_looked_up = plan.source, len(proposal)
-            drafts = await plan.source.drafter.propose(context, plan.num_asked, plan.least_confidence, proposal.tokens)
-            proposal = context.shape(_joined(proposal, drafts))
+            drafts = await plan.source.drafter.propose(context, plan.num_asked, plan.min_probability, proposal.tokens)
+            proposal = context.shape(joined(proposal, drafts))
             self._num_drafted = proposal.num_choices() - self._num_before
             proposal = self._trimmed(plan.source, proposal, num_looked_up)
         if not context.request.trace:
@@ -97,7 +95,7 @@ class AdaptivePolicy(Policy):
     def _with_drafts(self, plans: Sequence[Plan], sources: Sequence[Source], context: Context) -> list[Plan]:
         """Adds plans that models' drafts continue where that gains, and drops the one without any if all draft.
 
-        Generations that share forwards decide together: one that drafts while the others do not makes them wait.
+        Generations that share forward passes decide together: one that drafts while the others do not makes them wait.
         """
         size, drafts = self._costs.active.size, self._costs.decision()
         is_early = self._costs.level.num_plain < PLAIN_FIRST * size and not self._costs.knows_pace(drafting=False)
@@ -128,7 +126,7 @@ class AdaptivePolicy(Policy):
         return max(plans, key=lambda each: (min(len(each), self._bounds.min), each.gain))
 
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
-        """Plans up to the token that is no longer likely enough to be worth its place in the target's forward."""
+        """Plans up to the token that is no longer likely enough to be worth its place in the target's forward pass."""
         kinds = await lookup.candidates(context, min(lookup.max_draft_tokens or self._bounds.max, context.draft_room))
         rates = self._lookup_rates[lookup.name]
         for kind, is_right in lookup.take_hits():
@@ -195,7 +193,7 @@ class AdaptivePolicy(Policy):
 
     @property
     def _speed(self) -> float:
-        """Returns choices per second of this generation, or of all that share forwards with it: what a second is worth."""
+        """Returns choices per second of this generation, or of all that share forward passes with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
         plain_s = self._costs.verify_s(0)
@@ -233,19 +231,14 @@ def _of_choices(values: Sequence[float], is_forced: Sequence[bool]) -> list[floa
     return [value for value, forced in zip(values, is_forced, strict=False) if not forced]
 
 
-def _joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
-    """Joins a model's drafts to looked-up tokens, which then are drawn with certainty."""
+def joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
+    """Joins a model's drafts to looked-up tokens, which stay without a distribution."""
     if not looked_up.tokens:
         return drafts
     if not drafts.tokens:
         return looked_up
-    num = len(looked_up)
     report = replace(
         drafts.report, drafter=looked_up.report.drafter, continued_by=drafts.report.drafter,
         num_before=looked_up.num_choices(),
     )  # fmt: skip
-    ids = [np.array([token], dtype=np.int64) for token in looked_up.tokens] if drafts.supports else []
-    return Proposal(
-        [*looked_up.tokens, *drafts.tokens], [*ids, *drafts.supports],
-        [*([np.ones(1, np.float32)] * num if ids else []), *drafts.support_probs], report,
-    )  # fmt: skip
+    return Proposal([*looked_up.tokens, *drafts.tokens], drafts.supports, drafts.support_probs, report)

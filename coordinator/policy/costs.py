@@ -1,6 +1,6 @@
 """What a round costs: the servers' own forward times, corrected by the rounds that ran.
 
-A model card tells the seconds of a forward by its number of tokens. A server computes for longer than that where the
+A model info tells the seconds of a forward pass by its number of tokens. A server computes for longer than that where the
 context is long or others share its processors, and messages and waits add to it:
 
     seconds = factor * forwards + overhead
@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
-from coordinator.remote.load import ForwardTimes
+from coordinator.remote.server_load import ForwardTimes
 from coordinator.stats import Round
+from paceline.recent_mean import RecentMean
 
 # Weight of the newest observation; the first ones count alike.
 RECENT = 0.05
@@ -32,7 +33,7 @@ SAMPLED = 8
 # Rounds of each generation that a decision for all holds; and a decision for drafts that were not tried for long. Between
 # decisions against drafts nothing is planned: that takes the coordinator time.
 DECIDED_ROUNDS, TRIAL_ROUNDS = 8, 4
-# A draft that reads a longer tail is predicted, but not learned from: only shorter forwards were measured.
+# A draft that reads a longer tail is predicted, but not learned from: only shorter forward passes were measured.
 MAX_TAIL = 64
 
 
@@ -83,7 +84,7 @@ class Pace:
 
 @dataclass(slots=True)
 class DraftForwards:
-    """A draft model's forwards: one for each token, or one for all. `source`: what their costs are learned by."""
+    """A draft model's forward passes: one for each token, or one for all. `source`: what their costs are learned by."""
 
     source: Hashable
     times: ForwardTimes
@@ -125,7 +126,7 @@ def _guess(learned: Correction) -> Correction:
 
 
 class CostModel:
-    """Predicts seconds as if all active generations did the same, for they decide alike and share the forwards.
+    """Predicts seconds as if all active generations did the same, for they decide alike and share the forward passes.
 
     Where several are active they decide together, for some rounds. Their paces with and without drafts are then seen too,
     and overrule predictions.
@@ -141,7 +142,7 @@ class CostModel:
         self._most_draft: bool | None = False
         self._num_changes = 0
         # Recent mean of drafts in a round.
-        self._num_drafts = 0.0
+        self._num_drafts = RecentMean(RECENT)
 
     def note(self, generation: object, is_drafting: bool) -> int:
         """Notes what a generation's next round does. Returns a number for `learn`."""
@@ -156,7 +157,7 @@ class CostModel:
         return num_changes == self._num_changes
 
     def decision(self) -> bool | None:
-        """Returns whether all that share forwards draft; None if that is to be decided, or for one alone."""
+        """Returns whether all that share forward passes draft; None if that is to be decided, or for one alone."""
         level = self.level
         return level.drafts if self.active.size > 1 and level.num_rounds < level.decided_until else None
 
@@ -233,13 +234,13 @@ class CostModel:
         if is_common:
             level.paces[num_drafted > 0].add(finished.num_chosen, seconds, PACE_MEMORY**part)
             level.paces[num_drafted == 0].forget(1 - FORGETTING * part)
-        draft, verify = finished.proposal.report, finished.verdict.report
-        num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts
-        self._num_drafts += RECENT * (num_drafts - self._num_drafts)
+        draft, verify = finished.proposal.report, finished.verify_result.report
+        num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
+        self._num_drafts.add(num_drafts)
         correction = level.verifying if num_drafts else level.plain
         if is_common or not correction.num_rounds:
             target_times = self._target_times()
-            computed_s = verify.computed_us / 1e6
+            computed_s = verify.compute_us / 1e6
             correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
         for source in sources:
             drafting = level.drafting[source]
@@ -250,4 +251,4 @@ class CostModel:
                 continue
             elif is_common or not drafting.num_rounds:
                 forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
-                drafting.learn(forwards_s, draft.computed_us / 1e6, finished.propose_s, forwards.times.is_measured)
+                drafting.learn(forwards_s, draft.compute_us / 1e6, finished.propose_s, forwards.times.is_measured)

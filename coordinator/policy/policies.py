@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from coordinator.context import Request
 from coordinator.drafters.drafter import NoDrafter, Resources, load_factory
 from coordinator.drafters.prediction import PredictionDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.experience import Experience
 from coordinator.policy.policy import FixedPolicy, Policy, PredictionPolicy
+from coordinator.request import Request
 from paceline.checks import require
-from paceline.speculation import MAX_DRAFT_TOKENS, Bounds, SpeculationParams
-from paceline.speculation import Drafter as DrafterName
+from paceline.speculation_params import MAX_DRAFT_TOKENS, Bounds, SpeculationParams
+from paceline.speculation_params import Drafter as DrafterName
 
 
 class Policies:
@@ -23,17 +23,17 @@ class Policies:
 
     def check(self, speculation: SpeculationParams) -> None:
         """Raises InvalidArgument for a drafter or a draft model that this coordinator does not have."""
-        name, draft, pool = speculation.drafter, speculation.draft, self.resources.draft
+        name, draft_model, pool = speculation.drafter, speculation.draft_model, self.resources.draft
         missing = {each: factory.missing(self.resources) for each, factory in self._factories.items()}
         *others, last = [each.value for each in missing if not missing[each]]
         require(not missing[name], "drafter", name.value, f"{', '.join(others)} or {last}: {missing[name]}")
-        if draft:
+        if draft_model:
             models = [] if pool is None else pool.models
             # A server that is not listed or was not reached yet may have it.
-            known = [] if pool is None else [each.model or each.link.is_refused for each in pool.members]
+            known = [] if pool is None else [each.model or each.link.is_refused for each in pool.endpoints]
             may_come = pool is not None and not (known and all(known))
             allowed = f"one of {', '.join(models)}" if models else "left out: there is no draft server"
-            require(draft in models or may_come, "draft", draft, allowed)
+            require(draft_model in models or may_come, "draft_model", draft_model, allowed)
 
     def make(self, request: Request) -> Policy:
         speculation, prediction = request.speculation, request.prediction

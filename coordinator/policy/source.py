@@ -10,7 +10,7 @@ from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
 from coordinator.policy.costs import DraftForwards
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
 from coordinator.stats import Round
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds
 
 # Prior probability that a draft is accepted if those before it are: of a model alone, and of one among several, which would
 # else never show that it is better.
@@ -31,7 +31,7 @@ class Plan:
     # The model, the maximum choices to request from it, and the joint confidence below which it stops.
     source: "Source | None" = None
     num_asked: int = 0
-    least_confidence: float = 0.0
+    min_probability: float = 0.0
 
     def __len__(self) -> int:
         return len(self.chances) + self.num_asked
@@ -48,7 +48,7 @@ class Source:
     ) -> None:
         self.drafter, self._bounds, self._costs = drafter, bounds, experience.costs
         # Statistics are shared by it.
-        self.key = drafter.name, drafter.draft
+        self.key = drafter.name, drafter.draft_model
         first_rate = partial(first_model_rate, FIRST_RIVAL_RATE if has_rivals else FIRST_RATE)
         self.rates = experience.rates(self.key, is_greedy, first_rate)
         self.confidence = experience.confidence(self.key, is_greedy)
@@ -95,7 +95,7 @@ class Source:
             return plan
         least = 0.0
         if model.has_confidence and (not model.stops_early or self._bounds.min > 1):
-            # Only the target's forward has to do with how many of them come, or fewer may not come.
+            # Only the target's forward pass has to do with how many of them come, or fewer may not come.
             least = LEAST_CONFIDENCE
         elif model.has_confidence:
             step_s = draft_s(num_fed, 2) - draft_s(num_fed, 1)
@@ -103,7 +103,7 @@ class Source:
             # One more draft pays while (chance of those before) * (its own) is worth its time.
             least = self.confidence.inverse(min(1.0, speed * step_s / (chance * self.rates["next"])))
             num_asked = most
-        return replace(plan, gain=gain, source=self, num_asked=num_asked, least_confidence=least)
+        return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least)
 
     def learn(self, finished: Round, plan: Plan, num_before: int, num_drafted: int) -> None:
         """Learns from a round with its drafts. `num_before`: looked-up choices before them."""

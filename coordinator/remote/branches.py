@@ -4,22 +4,19 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
 
-from coordinator.remote.link import Command
-from coordinator.remote.pending import Answer
-from coordinator.remote.place import TargetPlace
+from coordinator.remote.placement import Placement
 from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require
-from paceline.rpc.messages import draft_mode_to_message, floats_from_bytes, rule_to_message
-from paceline.speculation import DraftMode, Rule
-from paceline.v1 import draft_pb2, target_pb2
+from paceline.rpc.model_messages import draft_mode_to_message, floats_from_bytes, rule_to_message
+from paceline.speculation_params import DraftMode, Rule
+from paceline.v1 import propose_pb2, verify_pb2
 
 Tokens = tuple[int, ...]
 
 
-class Branch(Generic[Command, Answer]):
-    def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
+class Branch:
+    def __init__(self, sequence: RemoteSequence, tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self._num_prompt_tokens = num_prompt_tokens
@@ -29,24 +26,24 @@ class Branch(Generic[Command, Answer]):
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
-class Branches(Generic[Command, Answer]):
-    def __init__(self, root: RemoteSequence[Command, Answer], num_prompt_tokens: int) -> None:
+class Branches:
+    def __init__(self, root: RemoteSequence, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
-    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
+    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence]:
         """Returns a sequence for each path, which holds a prefix of prompt and path.
 
         A path continues the branch with the longest common prefix. If several do, the longest keeps the branch and the others
         fork it.
         """
-        chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
+        chosen: dict[Branch, list[int]] = {branch: [] for branch in self._branches}
         common = []
         for index, path in enumerate(paths):
             branch = max(self._branches, key=lambda each: each.common(path))
             chosen[branch].append(index)
             common.append(branch.common(path))
-        taken: dict[int, Branch[Command, Answer]] = {}
+        taken: dict[int, Branch] = {}
         # First: the server may have no states for more sequences than paths.
         for branch in [each for each, indices in chosen.items() if not indices]:
             branch.sequence.release()
@@ -76,13 +73,13 @@ class Scored:
     next_tokens: list[list[tuple[int, float]]]
     # Prefix tokens found in the server's cache.
     cached_tokens: int
-    computed_us: int
+    compute_us: int
     queued_us: int
 
 
 async def score(
-    place: TargetPlace,
-    sequence: RemoteSequence[target_pb2.TargetCommand, target_pb2.Verdict],
+    placement: Placement,
+    sequence: RemoteSequence,
     tokens: list[int],
     num_drafts: int,
     num_next: int,
@@ -96,43 +93,34 @@ async def score(
     # The newest token is fed again for its logits.
     sequence.truncate(len(context) - 1)
 
-    def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
-        verify = command.verify
-        verify.position = position
-        verify.tail_tokens.extend(tail)
-        verify.draft_tokens.extend(drafts)
+    def fill(verify: verify_pb2.Verify) -> None:
         verify.rule = rule_to_message(Rule.MATCH)
         verify.logprobs = num_next
 
-    answer = await place.retry(timeout_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
+    answer = await placement.retry(timeout_s, lambda: sequence.verify(context, drafts, fill))
     ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
     require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
     pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))
-    num_rows = answer.dead_end if answer.HasField("dead_end") else num_drafts + 1
+    num_rows = answer.first_invalid_position if answer.HasField("first_invalid_position") else num_drafts + 1
     next_tokens = [
         [pair for pair in pairs[row * num_next : (row + 1) * num_next] if row < num_rows and pair[1] > -math.inf]
         for row in range(num_drafts + 1)
     ]
-    return Scored(next_tokens, answer.cached_tokens, answer.computed_us, answer.queued_us)
+    return Scored(next_tokens, answer.cached_tokens, answer.compute_us, answer.queued_us)
 
 
-async def guess(
-    sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
-) -> Scored:
+async def guess(sequence: RemoteSequence, tokens: list[int], num_next: int) -> Scored:
     """Returns a draft model's top tokens at temperature 1. Raises PacelineError."""
     sequence.truncate(len(tokens) - 1)
 
-    def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
-        propose = command.propose
-        propose.position = position
-        propose.tail_tokens.extend(tail)
+    def fill(propose: propose_pb2.Propose) -> None:
         propose.num_draft_tokens = 1
         propose.draft_mode = draft_mode_to_message(DraftMode.SAMPLED)
 
-    answer = await sequence.feed(tokens, fill, lambda answer: answer.num_fed_drafts)
+    answer = await sequence.propose(tokens, fill)
     ids = list(answer.support_token_ids)
     probs = floats_from_bytes(answer.support_probs, "support_probs", len(ids)).tolist()
     likeliest = sorted(zip(probs, ids, strict=True), reverse=True)[:num_next]
     next_tokens = [(token, math.log(prob)) for prob, token in likeliest if prob > 0]
     require(bool(next_tokens), "support_token_ids", "empty", "at least one id")
-    return Scored([next_tokens], answer.cached_tokens, answer.computed_us, answer.queued_us)
+    return Scored([next_tokens], answer.cached_tokens, answer.compute_us, answer.queued_us)

@@ -8,104 +8,86 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Literal
 
 import grpc.aio
 
-from coordinator.remote.load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
-from coordinator.remote.pending import Answer, OnPart, Pending
-from coordinator.vocabularies import Translation
+from coordinator.remote.pending import OnPart, Pending, ServerLost
+from coordinator.remote.server_load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
+from coordinator.vocabulary_translation import Translation
+from paceline.backoff import Backoff
 from paceline.errors import ConfigError, OutOfRange, PacelineError, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
-from paceline.rpc.messages import PROTOCOL_VERSION, vocabulary_to_message
+from paceline.rpc.heartbeat import SILENT_S, STALL_S
+from paceline.rpc.model_messages import PROTOCOL_VERSION, vocabulary_to_message
 from paceline.rpc.tls import Tls
-from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
+from paceline.v1 import model_pb2, model_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# Servers send something every second. After this long in silence a server counts as gone.
-STALL_S = 10.0
-# After this long in silence no drafts are requested, and metrics show the server as down.
-SILENT_S = 2.0
+STALL_PARTS = 10
 DESCRIBE_S = 10.0
 # Some have 30 MB.
 TOKENIZER_S = 60.0
 
-Card = model_pb2.ModelCard
-# A server's command and its answer.
-TargetCommand = target_pb2.TargetCommand
-TargetAnswer = target_pb2.Verdict
-DraftCommand = draft_pb2.DraftCommand
-DraftAnswer = draft_pb2.Proposal
-Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
-# Returns the translation into a server's tokens, None if they are the target's, by its card and stub. Raises ConfigError.
-Translate = Callable[[Card, Any], Awaitable[Translation | None]]
+ModelInfo = model_pb2.ModelInfo
+Command = model_pb2.Command
+# Of a server, as its model info says.
+Role = Literal["draft", "target"]
+# The answers to commands that start jobs.
+ANSWERS = {"propose": "proposal", "verify": "verify_result"}
+# Returns the translation into a server's tokens, None if they are the target's, by its model info and stub. Raises ConfigError.
+Translate = Callable[[ModelInfo, Any], Awaitable[Translation | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkKind(Generic[Command, Answer]):
-    name: str
-    # grpc generates no types for stubs.
-    make_stub: Callable[[grpc.aio.Channel], Any]
-    request_class: type[target_pb2.TargetRequest] | type[draft_pb2.DraftRequest]
-
-
-TARGET: LinkKind[target_pb2.TargetCommand, target_pb2.Verdict] = LinkKind(
-    "target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest
-)
-DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
-    "draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest
-)
-
-
-class Link(Generic[Command, Answer]):
+class Link:
     """The connection to one server. Commands are sent in order."""
 
     def __init__(
         self,
-        kind: LinkKind[Command, Answer],
+        role: Role,
         address: str,
-        check_card: Callable[[model_pb2.ModelCard], None],
+        check_model_info: Callable[[model_pb2.ModelInfo], None],
         tls: Tls = NO_TLS,
         on_change: Callable[[], None] = lambda: None,
         translate: Translate | None = None,
     ) -> None:
-        """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection.
+        """`check_model_info` raises ConfigError for an unsuitable server. `tls` files are read at each connection.
 
         `on_change` is called when the server has come up, was refused or said how it is doing.
         """
-        self.kind = kind
+        self.role = role
         self.address = address
         self._tls = tls
-        self.card: model_pb2.ModelCard | None = None
+        self.model_info: model_pb2.ModelInfo | None = None
         self.forward_times = UNKNOWN_TIMES
         # What the server last said of itself.
         self.load = ServerLoad()
-        self._demand = (0, 0)
+        self._reservation = (0, 0)
         self.device_ids = frozenset[str]()
         # The server's instance id: it changes with every start.
         self.process = ""
         self.epoch = 0
-        self._check_card = check_card
+        self._check_model_info = check_model_info
         self._on_change = on_change
         self._translate = translate
         # Into the tokens of a draft model with another tokenizer.
         self.translation: Translation | None = None
         # An attribute for speed: read several times per round.
         self.is_up = False
-        # Whether its last card was unsuitable.
+        # Whether its last model info was unsuitable.
         self.is_refused = False
         # Set while a caller waits for the server; shortens the back-off.
         self._is_wanted = asyncio.Event()
+        self._is_stopped = False
         self._last_error = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
-        self._pending = Pending[Answer]()
+        self._pending = Pending()
         # Messages to write next; of the newest its commands and its size.
-        self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
+        self._unsent: list[model_pb2.SessionRequest] = []
         self._newest: Any = ()
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
@@ -117,10 +99,11 @@ class Link(Generic[Command, Answer]):
         self.channel: grpc.aio.Channel | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"link to {self.kind.name}")
+        self._task = asyncio.create_task(self._run(), name=f"link to {self.role}")
 
     async def stop(self) -> None:
         """Ends the connection. Commands without an answer fail."""
+        self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -140,14 +123,14 @@ class Link(Generic[Command, Answer]):
     @property
     def num_block_tokens(self) -> int:
         """Returns the tokens in a block of its cache; 1 while nothing is known of it."""
-        return self.card.block_size if self.card is not None else 1
+        return self.model_info.block_size if self.model_info is not None else 1
 
     @property
     def num_state_tokens(self) -> int:
-        """Returns the cache's tokens per recurrent state; 0 if the model has none, or its card was never seen."""
-        if self.card is None or self.card.num_states == 0:
+        """Returns the cache's tokens per recurrent state; 0 if the model has none, or its model info was never seen."""
+        if self.model_info is None or self.model_info.num_states == 0:
             return 0
-        return -(-self.card.total_blocks * self.card.block_size // self.card.num_states)
+        return -(-self.model_info.total_blocks * self.model_info.block_size // self.model_info.num_states)
 
     @property
     def num_cache_tokens(self) -> int:
@@ -155,22 +138,22 @@ class Link(Generic[Command, Answer]):
 
         0 while nothing is known of it.
         """
-        if self.card is None:
+        if self.model_info is None:
             return 0
-        num_tokens = self.card.total_blocks * self.card.block_size
+        num_tokens = self.model_info.total_blocks * self.model_info.block_size
         return max(num_tokens - self.load.num_other_tokens, num_tokens // (1 + self.load.num_others))
 
     @property
-    def demand(self) -> tuple[int, int]:
+    def reservation(self) -> tuple[int, int]:
         """Returns the number of this client's generations and the tokens they need; the server tells its other clients."""
-        return self._demand
+        return self._reservation
 
-    @demand.setter
-    def demand(self, demand: tuple[int, int]) -> None:
-        self._demand = demand
+    @reservation.setter
+    def reservation(self, reservation: tuple[int, int]) -> None:
+        self._reservation = reservation
         self._has_unsent.set()
 
-    def may_share_device(self, other: "Link[Any, Any]") -> bool:
+    def may_share_device(self, other: "Link") -> bool:
         """Returns whether both servers run on the same GPU or core, or one did not tell where it runs."""
         ids, others = self.device_ids, other.device_ids
         return not ids or not others or not ids.isdisjoint(others)
@@ -185,7 +168,7 @@ class Link(Generic[Command, Answer]):
         if self.is_refused:
             return self._last_error
         return (
-            f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): "
+            f"the {self.role} server at {self.address} is not available (away for {self.away_s:.0f} s): "
             f"{self._last_error}"
         )
 
@@ -198,7 +181,7 @@ class Link(Generic[Command, Answer]):
         self._next_id += 1
         if self.is_up:
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._newest) >= MAX_COMMANDS:
-                request = self.kind.request_class()
+                request = model_pb2.SessionRequest()
                 self._unsent.append(request)
                 self._newest, self._newest_bytes = request.commands, 0
             # Filled in place to avoid a copy.
@@ -207,26 +190,26 @@ class Link(Generic[Command, Answer]):
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
                 del self._newest[-1]
                 raise OutOfRange(
-                    f"the command has {size} bytes; the {self.kind.name} server accepts at most {MAX_COMMAND_BYTES}"
+                    f"the command has {size} bytes; the {self.role} server accepts at most {MAX_COMMAND_BYTES}"
                 )
             self._newest_bytes += size
             self._has_unsent.set()
         return self._next_id
 
     def request(
-        self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None
-    ) -> asyncio.Future[Answer]:
-        """Sends a command and returns its answer to come. Parts that precede the answer go to `on_part`.
+        self, sequence_id: int, name: str, fill: Callable[[Command], None], on_part: OnPart | None = None
+    ) -> asyncio.Future[Any]:
+        """Sends a command named in ANSWERS and returns its answer to come. Parts that precede the answer go to `on_part`.
 
         Raises what `send` raises, and Unavailable if the link is down. The answer may be the server's error, or Unavailable
         if the link breaks.
         """
         if not self.is_up:
-            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
-        return self._pending.expect(self.send(sequence_id, fill), on_part)
+            raise Unavailable(f"the {self.role} server at {self.address} is not available: {self._last_error}")
+        return self._pending.expect(self.send(sequence_id, fill), ANSWERS[name], on_part)
 
     async def _run(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             self._is_wanted.clear()
             try:
@@ -244,46 +227,44 @@ class Link(Generic[Command, Answer]):
                     self._on_change()
             except Exception as error:
                 # Without this task, requests would wait forever.
-                log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
+                log.exception("the link to the %s server at %s failed", self.role, self.address)
                 self._last_error = f"{type(error).__name__}: {error}"
             if self.is_up:
                 # A server that fails right after connecting keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
-                    backoff_s = FIRST_BACKOFF_S
-                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._last_error)
+                    backoff.reset()
+                log.warning("lost the %s server at %s: %s", self.role, self.address, self._last_error)
             self._go_down()
-            await self._back_off(backoff_s)
-            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+            await self._pause(backoff.take())
 
-    async def _back_off(self, backoff_s: float) -> None:
+    async def _pause(self, pause_s: float) -> None:
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
+            await asyncio.wait_for(self._is_wanted.wait(), pause_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        stub = self.kind.make_stub(channel)
-        card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
-        self._check_version(card)
-        self._check_card(card)
-        translation = None if self._translate is None else await self._translate(card, stub)
+        stub = model_pb2_grpc.ModelStub(channel)
+        model_info = await self._describe(stub)
+        self._check_model_info(model_info)
+        translation = None if self._translate is None else await self._translate(model_info, stub)
         call = stub.Session()
         if (first := _decoded(await call.read())) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
-        if first.hello.instance_id != card.instance_id:
+        if first.session_info.instance_id != model_info.instance_id:
             raise Unavailable("the server was started again while the coordinator connected")
         if translation is not None:
-            await call.write(draft_pb2.DraftRequest(vocabulary=vocabulary_to_message(translation.shared)))
-        self.card, self.translation = card, translation
-        self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
-        self.load = ServerLoad(num_free_blocks=card.free_blocks)
-        self.device_ids = frozenset(card.device_ids)
-        self.process = card.instance_id
+            await call.write(model_pb2.SessionRequest(vocabulary=vocabulary_to_message(translation.shared)))
+        self.model_info, self.translation = model_info, translation
+        self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in model_info.forward_times])
+        self.load = ServerLoad(num_free_blocks=model_info.free_blocks)
+        self.device_ids = frozenset(model_info.device_ids)
+        self.process = model_info.instance_id
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()
         self.is_refused = False
         self._on_change()
-        log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
+        log.info("%s server at %s is up: %s (%s)", self.role, self.address, model_info.name, model_info.dtype)
         writer = asyncio.create_task(self._write(call))
         watchdog = asyncio.create_task(self._watchdog(call))
         try:
@@ -305,14 +286,36 @@ class Link(Generic[Command, Answer]):
             watchdog.cancel()
             call.cancel()
 
+    async def _describe(self, stub: Any) -> ModelInfo:
+        """Raises ConfigError for what is no server of this protocol version and role."""
+        try:
+            model_info: ModelInfo = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            raise ConfigError(
+                f"what answers at {self.address} is no model server with version {PROTOCOL_VERSION} of the protocol: "
+                "it speaks an older version, or is another service"
+            ) from error
+        if model_info.protocol_version != PROTOCOL_VERSION:
+            raise ConfigError(
+                f"the {self.role} server at {self.address} speaks version {model_info.protocol_version} of the protocol; "
+                f"this coordinator speaks version {PROTOCOL_VERSION}"
+            )
+        if model_info.role != self.role:
+            raise ConfigError(
+                f"the server at {self.address} is a {model_info.role} server; --{self.role} takes the address of a {self.role} server"
+            )
+        return model_info
+
     def _learn_load(self, message: model_pb2.Load) -> None:
         before, others = self.load, message.others
         self.load = ServerLoad(
-            message.num_others, others.num_generations, others.reserved_tokens, message.free_blocks, message.busy,
+            message.num_others, others.num_generations, others.reserved_tokens, message.free_blocks, message.utilization,
             message.slowdown, message.is_draining,
         )  # fmt: skip
         if self.load.is_draining and not before.is_draining:
-            log.info("the %s server at %s is about to end", self.kind.name, self.address)
+            log.info("the %s server at %s is about to end", self.role, self.address)
         self._on_change()
 
     async def _write(self, call: Any) -> None:
@@ -322,52 +325,51 @@ class Link(Generic[Command, Answer]):
                 # Commands of this event loop iteration, or added during the last write, share messages.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
-                if self.demand != said and not requests:
-                    requests = [self.kind.request_class()]
+                if self.reservation != said and not requests:
+                    requests = [model_pb2.SessionRequest()]
                 for request in requests:
-                    if self.demand != said:
-                        said = self.demand
-                        request.demand.num_generations, request.demand.reserved_tokens = said
+                    if self.reservation != said:
+                        said = self.reservation
+                        request.reservation.num_generations, request.reservation.reserved_tokens = said
                     await call.write(request)
                 await self._has_unsent.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # Reported by the reader.
             return
         except Exception as error:
-            log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
+            log.exception("sending to the %s server at %s failed", self.role, self.address)
             self._last_error = f"{type(error).__name__}: {error}"
             call.cancel()
 
     async def _watchdog(self, call: Any) -> None:
         """Cancels the call when the server is silent."""
-        while True:
-            await asyncio.sleep(STALL_S / 10)
-            if time.monotonic() - self._heard_s > STALL_S:
-                self._last_error = f"no message for {STALL_S:g} s"
-                call.cancel()
-
-    def _check_version(self, card: model_pb2.ModelCard) -> None:
-        if card.protocol_version != PROTOCOL_VERSION:
-            raise ConfigError(
-                f"the {self.kind.name} server at {self.address} speaks version {card.protocol_version} of the protocol; "
-                f"this coordinator speaks version {PROTOCOL_VERSION}"
-            )
+        num_silent = 0
+        # In parts: a coordinator that was stopped has not listened meanwhile.
+        while num_silent < STALL_PARTS:
+            heard_s = self._heard_s
+            await asyncio.sleep(STALL_S / STALL_PARTS)
+            num_silent = num_silent + 1 if self._heard_s == heard_s else 0
+        self._last_error = f"no message for {STALL_S:g} s"
+        call.cancel()
 
     def _go_down(self) -> None:
         if self.is_up:
             self._went_down_s = time.monotonic()
+        # A server that ends on purpose is not lost by what it worked on.
+        is_lost = self.is_up and not self.load.is_draining and not self._is_stopped
         self.is_up = False
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()
-        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._last_error}")
+        kind = ServerLost if is_lost else Unavailable
+        self._pending.fail(kind(f"lost the {self.role} server at {self.address}: {self._last_error}"))
 
 
 async def read_tokenizer(stub: Any) -> dict[str, bytes]:
     """Returns the content of a model server's tokenizer files by name."""
     files: dict[str, bytes] = {}
-    async for piece in stub.Tokenizer(model_pb2.TokenizerRequest(), timeout=TOKENIZER_S):
-        files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
+    async for chunk in stub.Tokenizer(model_pb2.TokenizerRequest(), timeout=TOKENIZER_S):
+        files[chunk.file_name] = files.get(chunk.file_name, b"") + chunk.data
     return files
 
 

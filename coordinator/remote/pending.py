@@ -1,18 +1,18 @@
 """Commands without an answer yet, and what their answers mean."""
 
 import asyncio
+import copy
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 from paceline.errors import Aborted, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.status import error_of
-from paceline.v1 import draft_pb2, model_pb2, target_pb2
+from paceline.v1 import model_pb2, verify_pb2
 
 # The kind of answer after which more follow.
 PART = "prompt_logprobs"
 
-Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
-OnPart = Callable[[target_pb2.Logprobs], None]
+OnPart = Callable[[verify_pb2.Logprobs], None]
 
 
 class CacheError(PacelineError):
@@ -23,23 +23,32 @@ class CacheError(PacelineError):
         self.cache_length = cache_length
 
 
-class Pending(Generic[Answer]):
+class ServerLost(Unavailable):
+    """The server died or fell silent while it had a command."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        # The same for all commands that were lost together.
+        self.loss = object()
+
+
+class Pending:
     """Unanswered commands by id."""
 
     def __init__(self) -> None:
-        # Where the answer goes, and what is called with parts that precede it; None if none may.
-        self._waiting: dict[int, tuple[asyncio.Future[Answer], OnPart | None]] = {}
+        # Where the answer goes, its kind, and what is called with parts that precede it; None if none may.
+        self._waiting: dict[int, tuple[asyncio.Future[Any], str, OnPart | None]] = {}
 
-    def expect(self, command_id: int, on_part: OnPart | None) -> asyncio.Future[Answer]:
-        """Returns what will hold the answer, or the server's error: CacheError if it reports the cache's length."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def expect(self, command_id: int, kind: str, on_part: OnPart | None) -> asyncio.Future[Any]:
+        """Returns what will hold the answer of this kind, or the server's error: CacheError if it reports the cache's length."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         # Until the answer, even if nobody waits any more: servers answer cancelled commands too.
-        self._waiting[command_id] = future, on_part
+        self._waiting[command_id] = future, kind, on_part
         return future
 
-    def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
+    def on_answer(self, answer: model_pb2.Answer) -> None:
         """Raises Unavailable for a protocol violation."""
-        future, on_part = self._waiting.get(answer.command_id, (None, None))
+        future, expected, on_part = self._waiting.get(answer.command_id, (None, "", None))
         if future is None:
             # A failed Truncate also fails its sequence's next command.
             return
@@ -50,22 +59,22 @@ class Pending(Generic[Answer]):
         kind = answer.WhichOneof("answer")
         if kind is None:
             raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened" or (kind == PART and on_part is None):
-            raise Unavailable(f"the server sent {kind!r} in answer to another command")
-        if kind == PART:
-            assert on_part is not None
-            on_part(getattr(answer, kind))
+        if kind == PART and on_part is not None:
+            on_part(answer.prompt_logprobs)
             return
+        if kind not in (expected, "failure"):
+            raise Unavailable(f"the server sent {kind!r} in answer to another command")
         del self._waiting[answer.command_id]
         if kind == "failure":
             future.set_exception(_error_of(answer.failure))
         else:
             future.set_result(getattr(answer, kind))
 
-    def fail(self, text: str) -> None:
-        for future, _ in self._waiting.values():
+    def fail(self, error: Unavailable) -> None:
+        for future, *_ in self._waiting.values():
             if not future.done():
-                future.set_exception(Unavailable(text))
+                # Each has a traceback of its own.
+                future.set_exception(copy.copy(error))
         self._waiting.clear()
 
 

@@ -3,44 +3,46 @@
     tokens[:length]   in the server's cache
     tokens[length:]   the tail (uncached tokens), sent with the next command
 
-Prefill, catching up, replay and a move to another server differ only in the tail's length. After a cache error the length
+Prefill, catching up, replay and a migration to another server differ only in the tail's length. After a cache error the length
 is corrected and the command sent again.
 """
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
-from coordinator.context import Request
 from coordinator.remote.link import Command, Link
-from coordinator.remote.pending import Answer, CacheError, OnPart
-from coordinator.remote.place import Place
+from coordinator.remote.pending import CacheError, OnPart
+from coordinator.remote.placement import Placement
+from coordinator.request import Request
+from paceline.checks import with_known
 from paceline.errors import PacelineError, Unavailable
-from paceline.rpc.messages import open_to_message
-from paceline.sampling import SamplingParams
-from paceline.v1 import draft_pb2, target_pb2
+from paceline.rpc.model_messages import open_to_message
+from paceline.sampling_params import SamplingParams
+from paceline.v1 import propose_pb2, verify_pb2
 
 # Consecutive corrections of the length before a command fails.
 MAX_CORRECTIONS = 8
 
-SomeCommand = TypeVar("SomeCommand", contravariant=True)
+# Completes a command that has its position and its tail.
+FillPropose = Callable[[propose_pb2.Propose], None]
+FillVerify = Callable[[verify_pb2.Verify], None]
+# The answer to a Propose, still to come.
+ComingProposal = asyncio.Future[propose_pb2.Proposal]
 
 
-class Fill(Protocol[SomeCommand]):
-    def __call__(self, command: SomeCommand, position: int, tail: list[int]) -> None: ...
-
-
-class RemoteSequence(Generic[Command, Answer]):
-    def __init__(self, place: Place[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
-        """`place`: shared by the sequence's forks."""
-        self._place = place
+class RemoteSequence:
+    def __init__(self, placement: Placement, request: Request, sampling: SamplingParams | None = None) -> None:
+        """`placement`: shared by the sequence's forks."""
+        self._placement = placement
         # The server that has it, or had it.
-        self._link: Link[Command, Answer] = place.link
+        self._link: Link = placement.link
+        drawn = sampling or request.sampling
         self._open = open_to_message(
-            sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
-            request.traceparent, request.grammar_text,
+            drawn if request.noise_seed is None else with_known(drawn, seed=request.noise_seed), len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
+            request.traceparent, request.grammar_text, 0 if request.grammar is None else request.grammar.num_bytes,
         )  # fmt: skip
         self._sequence_id = 0
         self._epoch = 0
@@ -51,52 +53,42 @@ class RemoteSequence(Generic[Command, Answer]):
         """Returns the cached tokens; 0 after a reconnect."""
         return self._length if self._is_open else 0
 
-    async def feed(
-        self,
-        tokens: list[int],
-        fill: Fill[Command],
-        count_drafts: Callable[[Answer], int],
-        on_part: OnPart | None = None,
-    ) -> Answer:
-        """Sends one Propose or Verify with the tail and returns its answer.
+    async def propose(self, tokens: list[int], fill: FillPropose) -> propose_pb2.Proposal:
+        """Sends one Propose with the tail and returns its answer.
 
-        count_drafts: returns how many drafts the server fed after the tail.
+        Raises Unavailable if the link breaks, and the server's errors.
+        """
+        proposal: propose_pb2.Proposal = await self._feed("propose", tokens, fill)
+        self._length += proposal.num_fed_drafts
+        return proposal
+
+    async def verify(
+        self, tokens: list[int], drafts: Sequence[int], fill: FillVerify, on_part: OnPart | None = None
+    ) -> verify_pb2.VerifyResult:
+        """Sends one Verify with the tail and `drafts`, and returns its answer.
+
         on_part: gets parts that precede the answer, all of them again after each `fill`.
 
         Raises Unavailable if the link breaks, and the server's errors.
         """
-        for _ in range(MAX_CORRECTIONS):
-            self._ensure_open()
-            position = self._length if self._is_open else 0
-            tail = tokens[position:]
-            try:
-                filled = partial(fill, position=position, tail=tail)
-                answer = await self._link.request(self._sequence_id, filled, on_part)
-            except CacheError as error:
-                # Evicted, or an earlier command failed: use the server's length.
-                self._correct(min(error.cache_length, self.length))
-                last_error: PacelineError = error
-                continue
-            except PacelineError:
-                # The server refuses commands until a Truncate; the cache is unchanged.
-                self._correct(self.length)
-                raise
-            except asyncio.CancelledError:
-                self.release()
-                raise
-            self._place.num_fed = position + len(tail)
-            self._length = self._place.num_fed + count_drafts(answer)
-            return answer
-        raise Unavailable(f"the {self._link.kind.name} server's cache stayed inconsistent: {last_error}")
 
-    def start(self, tail: list[int], fill: Fill[Command]) -> asyncio.Future[Answer] | None:
-        """Sends one Propose or Verify with `tail` after the cached tokens. Returns its answer to come, None without such tokens.
+        def fill_with_drafts(verify: verify_pb2.Verify) -> None:
+            verify.draft_tokens.extend(drafts)
+            fill(verify)
+
+        verify_result: verify_pb2.VerifyResult = await self._feed("verify", tokens, fill_with_drafts, on_part)
+        self._length += len(drafts)
+        return verify_result
+
+    def start(self, tail: list[int], fill: FillPropose) -> ComingProposal | None:
+        """Sends one Propose with `tail` after the cached tokens. Returns its answer to come, None without such tokens.
 
         The next call must be `adopt`, `drop` or `release`.
         """
         if not self.length:
             return None
-        return self._link.request(self._sequence_id, partial(fill, position=self._length, tail=tail))
+        filled = partial(_fill_job, name="propose", position=self._length, tail=tail, fill=fill)
+        return self._link.request(self._sequence_id, "propose", filled)
 
     def adopt(self, num_fed: int) -> None:
         """Counts the tokens that a started command fed: its tail, and drafts."""
@@ -111,7 +103,7 @@ class RemoteSequence(Generic[Command, Answer]):
         if length < self._length:
             self._correct(length)
 
-    def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
+    def fork(self, length: int) -> "RemoteSequence":
         """Returns a sequence that shares the first `length` tokens. Does not wait: after a failure it sends a longer tail."""
         forked = copy.copy(self)
         forked._epoch, forked._length = 0, 0
@@ -128,12 +120,38 @@ class RemoteSequence(Generic[Command, Answer]):
 
     @property
     def _is_open(self) -> bool:
-        return self._link is self._place.link and self._is_held
+        return self._link is self._placement.link and self._is_held
 
     @property
     def _is_held(self) -> bool:
         """Whether the server that had it has it."""
         return self._epoch != 0 and self._epoch == self._link.epoch and self._link.is_up
+
+    async def _feed(
+        self, name: str, tokens: list[int], fill: Callable[[Any], None], on_part: OnPart | None = None
+    ) -> Any:
+        for _ in range(MAX_CORRECTIONS):
+            self._ensure_open()
+            position = self._length if self._is_open else 0
+            tail = tokens[position:]
+            try:
+                filled = partial(_fill_job, name=name, position=position, tail=tail, fill=fill)
+                answer = await self._link.request(self._sequence_id, name, filled, on_part)
+            except CacheError as error:
+                # Preempted, or an earlier command failed: use the server's length.
+                self._correct(min(error.cache_length, self.length))
+                last_error: PacelineError = error
+                continue
+            except PacelineError:
+                # The server refuses commands until a Truncate; the cache is unchanged.
+                self._correct(self.length)
+                raise
+            except asyncio.CancelledError:
+                self.release()
+                raise
+            self._length = self._placement.num_fed = position + len(tail)
+            return answer
+        raise Unavailable(f"the {self._link.role} server's cache stayed inconsistent: {last_error}")
 
     def _leave(self) -> None:
         if self._is_held:
@@ -143,7 +161,7 @@ class RemoteSequence(Generic[Command, Answer]):
         if self._is_open:
             return
         self._leave()
-        self._link = self._place.link
+        self._link = self._placement.link
         self._sequence_id = self._link.new_sequence_id()
         self._epoch, self._length = self._link.epoch, 0
         # Not awaited: if it fails, so does the next command.
@@ -159,11 +177,18 @@ def _ending_ids(request: Request) -> tuple[int, ...]:
     return () if request.sampling.ignore_eos else request.eos_token_ids
 
 
-def _fill_truncate(command: target_pb2.TargetCommand | draft_pb2.DraftCommand, length: int) -> None:
+def _fill_job(command: Command, name: str, position: int, tail: list[int], fill: Callable[[Any], None]) -> None:
+    message = getattr(command, name)
+    message.position = position
+    message.tail_tokens.extend(tail)
+    fill(message)
+
+
+def _fill_truncate(command: Command, length: int) -> None:
     command.truncate.SetInParent()
     command.truncate.length = length
 
 
-def _fill_fork(command: target_pb2.TargetCommand | draft_pb2.DraftCommand, parent_id: int, length: int) -> None:
+def _fill_fork(command: Command, parent_id: int, length: int) -> None:
     command.fork.parent_sequence_id = parent_id
     command.fork.length = length

@@ -6,47 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.acceptance import PositionLogprobs, Proposal, Verdict
-from coordinator.context import Context, Request
-from coordinator.remote.place import TargetPlace
+from coordinator.acceptance import PositionLogprobs, Proposal, VerifyResult
+from coordinator.context import Context
+from coordinator.remote.placement import Placement
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import VerifyReport
+from coordinator.request import Request
 from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.results import TokenLogprobs
-from paceline.rpc.messages import floats_from_bytes, rule_to_message
-from paceline.speculation import Rule
-from paceline.v1 import model_pb2, target_pb2
+from paceline.rpc.model_messages import floats_from_bytes, rule_to_message
+from paceline.speculation_params import Rule
+from paceline.v1 import model_pb2, verify_pb2
 
 
 class RemoteTarget:
     """One generation's sequence on a target server."""
 
-    def __init__(self, place: TargetPlace, request: Request, timeout_s: float) -> None:
-        self._place = place
-        self._sequence = RemoteSequence(place, request)
+    def __init__(self, placement: Placement, request: Request, timeout_s: float) -> None:
+        self._placement = placement
+        self._sequence = RemoteSequence(placement, request)
         self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
         self._lenience = request.speculation.lenience
         self._scores = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         self._timeout_s = timeout_s
 
-    async def verify(self, context: Context, proposal: Proposal) -> Verdict:
+    async def verify(self, context: Context, proposal: Proposal) -> VerifyResult:
         """Raises Unavailable after the timeout."""
         rule = proposal.checked_by(self._rule)
         num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
-        # Log-probabilities of a long prompt that precede the verdict.
-        parts: list[target_pb2.Logprobs] = []
+        # Log-probabilities of a long prompt that precede the verify result.
+        parts: list[verify_pb2.Logprobs] = []
 
-        def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
+        def fill(verify: verify_pb2.Verify) -> None:
             parts.clear()
-            verify = command.verify
-            verify.position = position
-            verify.tail_tokens.extend(tail)
-            if proposal.tokens:
-                verify.draft_tokens.extend(proposal.tokens)
             verify.rule = rule_to_message(rule)
-            if proposal.supports:
+            if rule is Rule.REJECTION:
                 verify.support_token_ids.extend(np.concatenate(proposal.supports).tolist())
                 verify.support_sizes.extend(len(support) for support in proposal.supports)
             if self._lenience < 1 and self._sampling.is_greedy:
@@ -56,25 +52,27 @@ class RemoteTarget:
             if num_prompt_logprobs is not None:
                 verify.prompt_logprobs = num_prompt_logprobs
 
-        answer = await self._place.retry(
+        answer = await self._placement.retry(
             self._timeout_s,
-            lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal), parts.append),
+            lambda: self._sequence.verify(context.tokens, proposal.tokens, fill, parts.append),
         )
         if context.num_generated == 0:
-            self._place.learn_cached(answer.cached_tokens)
-        verdict = verdict_from_answer(answer, proposal, rule, self._lenience)
+            self._placement.learn_cached(answer.cached_tokens)
+        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience)
         if not self._scores:
-            return verdict
+            return verify_result
         logprobs: list[PositionLogprobs] = []
         if self._sampling.logprobs is not None:
-            candidates = _candidates(verdict, proposal, rule)
+            candidates = _candidates(verify_result, proposal, rule)
             logprobs = _unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
         of_prompt: list[TokenLogprobs] = []
         if num_prompt_logprobs is not None:
             of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs])
-        return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
+        return replace(
+            verify_result, logprobs=logprobs, report=replace(verify_result.report, prompt_logprobs=of_prompt)
+        )
 
-    async def _score(self, tokens: list[int], parts: list[target_pb2.Logprobs]) -> list[TokenLogprobs]:
+    async def _score(self, tokens: list[int], parts: list[verify_pb2.Logprobs]) -> list[TokenLogprobs]:
         """Unpacks log-probabilities from parts. Raises InvalidArgument if sizes do not match."""
         assert self._sampling.prompt_logprobs is not None
         scored: list[TokenLogprobs] = []
@@ -91,33 +89,41 @@ class RemoteTarget:
 
     def release(self) -> None:
         self._sequence.release()
-        self._place.release()
+        self._placement.release()
 
 
-def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
+def verify_result_from_answer(
+    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float
+) -> VerifyResult:
     """Raises InvalidArgument if sizes do not match."""
-    tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
-    report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
-    dead_end = answer.dead_end if answer.HasField("dead_end") else None
-    if rule is Rule.MATCH or num_drafts == 0:
-        _require_count("tokens", tokens, num_drafts + 1)
+    tokens, num_matched = list(answer.tokens), proposal.num_matched(rule)
+    sizes = [len(support) for support in proposal.supports] if rule is Rule.REJECTION else []
+    report = VerifyReport(answer.cached_tokens, answer.compute_us, answer.queued_us)
+    first_invalid_position = answer.first_invalid_position if answer.HasField("first_invalid_position") else None
+    _require_count("tokens", tokens, num_matched + 1)
+    if not sizes:
         accepts = list(answer.lenient_accepts)
         if accepts:
-            _require_count("lenient_accepts", accepts, num_drafts)
-        return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, dead_end=dead_end, report=report)
-    _require_count("tokens", tokens, 1)
-    _require_count("outside_tokens", answer.outside_tokens, num_drafts)
-    sizes = [len(support) for support in proposal.supports]
+            _require_count("lenient_accepts", accepts, num_matched)
+        return VerifyResult(
+            tokens,
+            lenient_accepts=accepts,
+            rule=rule,
+            lenience=lenience,
+            first_invalid_position=first_invalid_position,
+            report=report,
+        )
+    _require_count("outside_tokens", answer.outside_tokens, len(sizes))
     probs = floats_from_bytes(answer.support_probs, "support_probs", sum(sizes))
     masses = floats_from_bytes(answer.outside_masses, "outside_masses", len(sizes), "<f8")
-    return Verdict(
+    return VerifyResult(
         tokens=tokens,
         support_probs=np.split(probs, np.cumsum(sizes)[:-1]),
         outside_masses=masses.tolist(),
         outside_tokens=list(answer.outside_tokens),
         rule=rule,
         lenience=lenience,
-        dead_end=dead_end,
+        first_invalid_position=first_invalid_position,
         report=report,
     )
 
@@ -128,18 +134,18 @@ def _require_count(name: str, values: Sequence[Any], count: int) -> None:
         raise InvalidArgument.of_value(name, f"{len(values)} values", f"{count} values")
 
 
-def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
-    """Returns the ids whose log-probabilities the target sends (Verdict.logprobs in target.proto)."""
-    if rule is Rule.MATCH and verdict.lenient_accepts:
-        judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
-        return [*judged, verdict.tokens[-1:]]
-    if rule is Rule.MATCH or not proposal.tokens:
-        return [[token] for token in verdict.tokens]
-    supported = zip(proposal.supports, verdict.outside_tokens, strict=True)
-    return [*([*support.tolist(), outside] for support, outside in supported), verdict.tokens]
+def _candidates(verify_result: VerifyResult, proposal: Proposal, rule: Rule) -> list[list[int]]:
+    """Returns the ids whose log-probabilities the target sends (VerifyResult.logprobs in verify.proto)."""
+    if rule is Rule.MATCH and verify_result.lenient_accepts:
+        judged = [list(pair) for pair in zip(verify_result.tokens, proposal.tokens, strict=False)]
+        return [*judged, verify_result.tokens[-1:]]
+    *matched, bonus = ([token] for token in verify_result.tokens)
+    # Under `match` nothing is drawn outside supports.
+    sampled = zip(proposal.supports, verify_result.outside_tokens, strict=False)
+    return [*matched, *([*support.tolist(), outside] for support, outside in sampled), bonus]
 
 
-def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
+def _unpack_logprobs(message: verify_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
     """`candidates`: ids of `message.chosen` by position. Raises InvalidArgument if sizes do not match."""
     sizes = [len(ids) for ids in candidates]
     values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
@@ -154,7 +160,7 @@ def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], 
     ]  # fmt: skip
 
 
-# Fields of the model card that determine the output.
+# Fields of the model info that determine the output.
 IDENTITY = {
     "weights_fingerprint": "weights",
     "tokenizer_fingerprint": "tokenizer",
@@ -164,28 +170,29 @@ IDENTITY = {
     "kv_cache_dtype": "KV cache dtype",
     "device": "device",
     "max_model_len": "maximum length",
-    "arithmetic": "arithmetic (kind of processor, or version of its libraries)",
+    "numerics": "numerics (kind of processor, or version of its libraries)",
+    "grammar_engine": "library for output formats",
 }
 
 
-def identity_of(card: model_pb2.ModelCard) -> str:
+def identity_of(model_info: model_pb2.ModelInfo) -> str:
     """Returns a digest of what determines a target's tokens."""
-    return hashlib.sha256(repr([getattr(card, field) for field in IDENTITY]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([getattr(model_info, field) for field in IDENTITY]).encode()).hexdigest()[:16]
 
 
 class SameModel:
     """Refuses targets with another model than the first: tokenizer and running generations are that one's."""
 
     def __init__(self) -> None:
-        self._first: model_pb2.ModelCard | None = None
+        self._first: model_pb2.ModelInfo | None = None
 
-    def check(self, address: str, card: model_pb2.ModelCard) -> None:
+    def check(self, address: str, model_info: model_pb2.ModelInfo) -> None:
         """Raises ConfigError naming the difference."""
-        first = self._first = self._first or card
+        first = self._first = self._first or model_info
         for field, name in IDENTITY.items():
-            before, now = getattr(first, field), getattr(card, field)
+            before, now = getattr(first, field), getattr(model_info, field)
             if before != now:
                 raise ConfigError(
                     f"the target server at {address} has another {name}: {now!r} in place of {before!r} "
-                    f"({card.name!r}, at first {first.name!r}); start the coordinator again to use it"
+                    f"({model_info.name!r}, at first {first.name!r}); start the coordinator again to use it"
                 )

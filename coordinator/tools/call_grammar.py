@@ -2,28 +2,40 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from llguidance import LLMatcher
-
+from coordinator.json_text import FIXED_WHITESPACE
+from coordinator.schemas import enforceable
 from coordinator.tools.call_formats import CallFormat
-from coordinator.tools.tools import AUTO, CHOICES, Tools, parameters_of
+from coordinator.tools.offered_tools import AUTO, CHOICES, Tools, parameters_of
+from coordinator.trials import Part
 from paceline.errors import InvalidArgument
 
-# The JSON that chat templates write: what the model generates comes back with the same tokens in the next prompt.
-_FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+class CallGrammar(NamedTuple):
+    """`parts`: the grammar of each offered tool's arguments, as an error of the whole does not say which tool it is about.
+
+    left_out: what of the tools' schemas is not enforced.
+    """
+
+    text: str
+    parts: list[Part]
+    left_out: list[str]
 
 
 def make_call_grammar(
     tools: Tools, call_format: CallFormat, id_of: Callable[[str], int | None], answer: dict[str, Any] | None = None
-) -> str:
+) -> CallGrammar:
     """Returns the grammar of a message under `tools.choice`, which is not none. Raises InvalidArgument naming the tool.
+
+    Takes linear time: nothing is compiled here.
 
     `answer`: the JSON Schema of an answer without calls; None: any text.
     `id_of`: the id of the token of that name, if there is one. To the library, added tokens in angle brackets match no
     text, special or not, and only such names could stand in a grammar.
     """
-    return _Grammar(tools, call_format, id_of, answer).text()
+    grammar = _Grammar(tools, call_format, id_of, answer)
+    return CallGrammar(grammar.text(), grammar.parts, grammar.left_out)
 
 
 class _Grammar:
@@ -38,6 +50,9 @@ class _Grammar:
         self._answer = answer
         self._format = call_format
         self._id_of = id_of
+        # As in CallGrammar.
+        self.parts: list[Part] = []
+        self.left_out: list[str] = []
         self._begin = self._marker(call_format.begin)
 
     def text(self) -> str:
@@ -77,15 +92,26 @@ class _Grammar:
 
     def _each_call(self) -> list[str]:
         lines = ["call: " + " | ".join(f"call_{at}" for at in range(len(self._tools.offered)))]
+        places = {id(each): at for at, each in enumerate(self._tools.functions)}
         for at, function in enumerate(self._tools.offered):
-            name, schema = function["name"], _schema(function)
-            _check(schema, name, f"tools[{self._tools.functions.index(function)}].function.parameters")
+            name, field = function["name"], f"tools[{places[id(function)]}].function.parameters"
+            schema = json.dumps(self._schema(function, field))
+            self.parts.append(Part(field, f"of {name} can't be enforced", f"start: %json {schema}"))
             if self._format.arguments_marker:
                 head, tail = f"{_quoted(name)} {self._marker(self._format.arguments_marker)}", ""
             else:
                 head, tail = _quoted(self._head(name)), _quoted("}")
-            lines.append(f"call_{at}: {head} %json {json.dumps(schema)} {tail}")
+            lines.append(f"call_{at}: {head} %json {schema} {tail}")
         return lines
+
+    def _schema(self, function: dict[str, Any], field: str) -> dict[str, Any]:
+        # An unknown keyword or format is ignored unless the tool is strict.
+        is_strict = function.get("strict", False)
+        subject = f"of {function['name']} "
+        schema, missing = enforceable(parameters_of(function), strict=is_strict, field=field, subject=subject)
+        self.left_out += missing
+        # As chat templates write it: what the model generates comes back with the same tokens in the next prompt.
+        return schema | {"x-guidance": FIXED_WHITESPACE | {"lenient": not is_strict}}
 
     def _head(self, name: str) -> str:
         return f'{{"name": "{name}", "{self._format.arguments_key}": '
@@ -97,15 +123,3 @@ class _Grammar:
 
 def _quoted(text: str) -> str:
     return json.dumps(text) if text else ""
-
-
-def _schema(function: dict[str, Any]) -> dict[str, Any]:
-    # An unknown keyword or format is ignored unless the tool is strict.
-    return parameters_of(function) | {"x-guidance": _FIXED | {"lenient": not function.get("strict", False)}}
-
-
-def _check(schema: dict[str, Any], name: str, field: str) -> None:
-    """Compiles each schema alone, as an error of the whole grammar does not say which tool it is about."""
-    is_error, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
-    if is_error:
-        raise InvalidArgument(field, f"of {name} can't be enforced: {' '.join(said[0].split())}")

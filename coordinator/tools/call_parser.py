@@ -9,7 +9,7 @@ from itertools import groupby
 
 from coordinator.tools.call_formats import CallFormat
 from coordinator.tools.json_scanner import SPACE, JsonScanner, Reading
-from coordinator.tools.tools import Tools
+from coordinator.tools.offered_tools import Tools
 from paceline.results import ToolCallDelta
 
 FENCE = "```"
@@ -47,7 +47,7 @@ class CallParser(JsonScanner):
         # Text taken that may turn out to be part of a call.
         self._held: list[str] = []
         # White space that belongs to the content if content follows.
-        self._space = ""
+        self._space: list[str] = []
         self._streams_arguments = False
         self._is_cut = False
         self._deltas: list[Delta] = []
@@ -58,7 +58,10 @@ class CallParser(JsonScanner):
         return self._advance(piece, is_whole=False)
 
     def finish(self, is_cut: bool = False) -> list[Delta]:
-        """Returns what the end of the text decides. `is_cut`: `max_tokens` cut it, so an incomplete call is not content."""
+        """Returns what the end of the text decides.
+
+        `is_cut`: `max_tokens` cut it, so an incomplete call, or the beginning of a begin marker, is not content.
+        """
         self._is_cut = is_cut
         return self._advance("", is_whole=True)
 
@@ -84,11 +87,13 @@ class CallParser(JsonScanner):
                     self._drop_frame()
             elif self._format.is_loose and self._num_calls == 0 and (yield from self.take_next(FENCE)):
                 yield from self._fenced_calls()
+            elif self._is_cut and self._format.begin.startswith(self._text[self._at :]):
+                self._at = len(self._text)
             else:
                 yield from self._take_some()
             self._release()
-        if not self._follows_call and self._space:
-            self._deltas.append(ContentDelta(self._space))
+        if not self._follows_call and (space := "".join(self._space)):
+            self._deltas.append(ContentDelta(space))
 
     def _beginning(self) -> Reading[None]:
         """Reads calls without a marker where the message begins."""
@@ -209,7 +214,7 @@ class CallParser(JsonScanner):
             self._held.append(rest)
 
     def _loose_calls(self) -> Reading[list[tuple[str, str]]]:
-        """Reads one object or a list of them; returns none if it is anything else."""
+        """Reads objects, one after the other or in a list; returns none if it is anything else."""
         calls: list[tuple[str, str]] = []
         is_list = yield from self.take_next("[")
         while True:
@@ -221,10 +226,13 @@ class CallParser(JsonScanner):
             if not (yield from self._object(calls)) or (is_doubled and not (yield from self.take_next("}"))):
                 return []
             yield from self.take_run(SPACE)
-            if not is_list or (yield from self.take_next("]")):
+            if is_list and not (yield from self.sees("]")):
+                if not (yield from self.take_next(",")):
+                    return []
+            elif is_list or not (yield from self.sees("{")):
                 break
-            if not (yield from self.take_next(",")):
-                return []
+        if is_list:
+            yield from self.take_next("]")
         yield from self.take_run(SPACE)
         return calls if all(_is_json(arguments) for _, arguments in calls) else []
 
@@ -244,20 +252,22 @@ class CallParser(JsonScanner):
         self._deltas.append(ToolCallDelta(self._num_calls, f"call_{digest[:24]}", name))
         self._num_calls += 1
         self._follows_call = True
-        self._space = ""
+        self._space.clear()
         self._held.clear()
 
     def _release(self) -> None:
         """What is held is content."""
-        text = self._space + "".join(self._held)
+        text = "".join(self._held)
         self._held.clear()
         if self._follows_call:
             text = text.lstrip(_WHITE)
         shown = text.rstrip(_WHITE)
-        self._space = text[len(shown) :]
-        if shown:
-            self._deltas.append(ContentDelta(shown))
-            self._follows_call = False
+        if not shown:
+            self._space.append(text)
+            return
+        self._deltas.append(ContentDelta("".join((*self._space, shown))))
+        self._space = [text[len(shown) :]]
+        self._follows_call = False
 
 
 def merged(deltas: list[Delta]) -> Iterator[Delta]:

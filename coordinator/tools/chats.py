@@ -1,4 +1,4 @@
-"""Chats with one model: what its template gets, the grammar of its calls and thoughts, and a reader of its answers."""
+"""Chats with one model: what its template gets, the grammar of its calls and reasoning, and a reader of its answers."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,12 +6,13 @@ from typing import Any
 
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
-from coordinator.tools.call_grammar import make_call_grammar
+from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
-from coordinator.tools.conversation import Message, renders_tools, to_template, write_out
+from coordinator.tools.offered_tools import NONE, Tools
+from coordinator.tools.reasoning import ReasoningMarks, ReasoningReader, find_marks, with_reasoning
 from coordinator.tools.roles import Roles
-from coordinator.tools.thoughts import ThoughtMarks, ThoughtReader, find_marks, with_thought
-from coordinator.tools.tools import NONE, Tools
+from coordinator.tools.tool_messages import Message, renders_calls, renders_tools, to_template, write_out
+from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
 
 
@@ -30,7 +31,7 @@ class Chats:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the template's messages and options. Raises InvalidArgument."""
         written, options = self._written(messages, tools)
-        return self._roles.fit(written), options
+        return self._roles.place_system(self._roles.fit(written)), options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         if tools is None and not any(each.calls or each.tool_call_id or each.reasoning for each in messages):
@@ -39,35 +40,41 @@ class Chats:
             tools = None
         if not self._renders_tools:
             return write_out(messages, tools), {}
-        return to_template(messages, self.call_format), {} if tools is None else {"tools": tools.for_template}
+        written = to_template(messages, self.call_format, not self._renders_calls)
+        return written, {} if tools is None else {"tools": tools.for_template}
 
-    def opens_thought(self, prompt: Sequence[int]) -> bool | None:
-        """Returns whether a chat's prompt has opened a thought, or None if none can follow."""
-        return None if self._thought_marks is None else self._thought_marks.is_opened_by(prompt, self._tokenizer)
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
+        """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
+        return None if self._reasoning_marks is None else self._reasoning_marks.is_opened_by(prompt, self._tokenizer)
 
-    def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> str:
+    def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> CallGrammar:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
         return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
 
-    def with_thought(self, grammar: str, opens_thought: bool | None, eos_token_ids: Sequence[int]) -> str:
-        """Puts a thought before what a grammar allows."""
-        if opens_thought is None or self._thought_marks is None:
-            return grammar
-        return with_thought(grammar, self._thought_marks, opens_thought, eos_token_ids)
+    def with_reasoning(self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int]) -> list[Rules]:
+        """Puts reasoning before what an answer's rules allow."""
+        if opens_reasoning is None or self._reasoning_marks is None:
+            return [answer]
+        return with_reasoning(answer, self._reasoning_marks, opens_reasoning, eos_token_ids)
 
-    def reader(self, tools: Tools | None, opens_thought: bool | None, request_id: str, choice: int) -> "AnswerReader":
+    def reader(
+        self, tools: Tools | None, opens_reasoning: bool | None, request_id: str, choice: int
+    ) -> "AnswerReader | None":
+        """Returns the reader of sample `choice`; None if all of it is text."""
+        if tools is None and opens_reasoning is None:
+            return None
         parser = None if tools is None else CallParser(tools, self.call_format, request_id, choice)
-        thought = None
-        if self._thought_marks is not None and opens_thought is not None:
-            thought = ThoughtReader(self._thought_marks, opens_thought)
-        return AnswerReader(parser, self._special_call_marks, thought)
+        reasoning = None
+        if self._reasoning_marks is not None and opens_reasoning is not None:
+            reasoning = ReasoningReader(self._reasoning_marks, opens_reasoning)
+        return AnswerReader(parser, self._special_call_marks, reasoning)
 
     @cached_property
     def _roles(self) -> Roles:
         return Roles(self._tokenizer.render_chat)
 
     @cached_property
-    def _thought_marks(self) -> ThoughtMarks | None:
+    def _reasoning_marks(self) -> ReasoningMarks | None:
         return find_marks(self._tokenizer)
 
     @cached_property
@@ -78,20 +85,26 @@ class Chats:
         return {token: mark for token, mark in ids.items() if token is not None}
 
     @cached_property
+    def _renders_calls(self) -> bool:
+        return renders_calls(self._tokenizer.render_chat, self.call_format)
+
+    @cached_property
     def _renders_tools(self) -> bool:
         return self._tokenizer.chat_template is not None and renders_tools(self._tokenizer.render_chat)
 
 
 class AnswerReader:
-    """Splits one answer, token by token, into its thought, its text and its calls."""
+    """Splits one answer, token by token, into its reasoning, its text and its calls."""
 
-    def __init__(self, parser: CallParser | None, call_marks: dict[int, str], thought: ThoughtReader | None) -> None:
+    def __init__(
+        self, parser: CallParser | None, call_marks: dict[int, str], reasoning: ReasoningReader | None
+    ) -> None:
         """`call_marks`: those that are special tokens, and thus no text."""
-        self._parser, self._thought = parser, thought
+        self._parser, self._reasoning_reader = parser, reasoning
         self._call_marks = {} if parser is None else call_marks
         self._reasoning: list[str] = []
         self._deltas: list[Delta] = []
-        # With the thought's marks.
+        # With the reasoning's marks.
         self.num_reasoning_tokens = 0
 
     @property
@@ -99,30 +112,32 @@ class AnswerReader:
         return self._parser is not None and self._parser.has_whole_call
 
     def is_mark(self, token: int) -> bool:
-        """Returns whether the text so far must be read before this token's: a boundary of a thought or a call."""
-        return token in self._call_marks or (self._thought is not None and self._thought.is_mark(token))
+        """Returns whether the text so far must be read before this token's: a boundary of reasoning or a call."""
+        return token in self._call_marks or (
+            self._reasoning_reader is not None and self._reasoning_reader.is_mark(token)
+        )
 
     def read(self, token: int, text: str) -> str:
-        """Returns what stands outside of thoughts and calls. `text`: what the token completes; up to it all, if it is a mark."""
+        """Returns what stands outside of reasoning and calls. `text`: what the token completes; up to it all, if it is a mark."""
         text += self._call_marks.get(token, "")
-        if self._thought is not None:
-            was_inside = self._thought.is_inside
-            reasoning, text = self._thought.read(token, text)
+        if self._reasoning_reader is not None:
+            was_inside = self._reasoning_reader.is_inside
+            reasoning, text = self._reasoning_reader.read(token, text)
             self._reasoning.append(reasoning)
-            self.num_reasoning_tokens += was_inside or self._thought.is_inside
+            self.num_reasoning_tokens += was_inside or self._reasoning_reader.is_inside
         return text if self._parser is None else self._split(self._parser.feed(text))
 
     def finish(self, text: str, is_cut: bool) -> str:
-        """Returns what is left outside of thoughts and calls. `text`: the answer's last."""
-        if self._thought is not None:
-            reasoning, text = self._thought.finish(text)
+        """Returns what is left outside of reasoning and calls. `text`: the answer's last."""
+        if self._reasoning_reader is not None:
+            reasoning, text = self._reasoning_reader.finish(text)
             self._reasoning.append(reasoning)
         if self._parser is None:
             return text
         return self._split(self._parser.feed(text)) + self._split(self._parser.finish(is_cut))
 
     def take_reasoning(self) -> str:
-        """Returns the thought found since the last time."""
+        """Returns the reasoning found since the last time."""
         reasoning, self._reasoning = "".join(self._reasoning), []
         return reasoning
 

@@ -6,14 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import TypeVar
 
+from coordinator.json_text import WHITESPACE
+
 T = TypeVar("T")
 # A reading that stops wherever the text so far ends. It sees characters, never pieces: any split gives the same.
 Reading = Generator[None, None, T]
 
-SPACE = re.compile(r"[ \t\r\n]+")
+SPACE = re.compile(f"[{WHITESPACE}]+")
 _IN_STRING = re.compile(r'[^"\\]+')
 # Numbers, true, false, null and what is between values: the scanner knows nesting, not grammar.
-_BETWEEN = re.compile(r"[-+.:,0-9A-Za-z \t\r\n]+")
+_BETWEEN = re.compile(f"[-+.:,0-9A-Za-z{WHITESPACE}]+")
 _WORD = re.compile(r"[-+.0-9A-Za-z]+")
 _CLOSING = {"{": "}", "[": "]"}
 

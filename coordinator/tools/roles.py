@@ -6,13 +6,13 @@ a system message that moves to the front would change all that is cached.
 
 from collections.abc import Callable
 from functools import cached_property
-from itertools import dropwhile
+from itertools import dropwhile, groupby
 from typing import Any
 
+from paceline.chats import ASSISTANT, SYSTEM, USER
 from paceline.errors import InvalidArgument
 
 Messages = list[dict[str, Any]]
-SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
 
@@ -33,6 +33,18 @@ class Roles:
         if len(joined) < len(others) and not self._takes_two_users:
             others = joined
         return [*leading, *others]
+
+    def place_system(self, messages: Messages) -> Messages:
+        """Puts a system message that the template refuses or drops before the first user's words, as such models learned it."""
+        if not messages or messages[0]["role"] != SYSTEM or self._takes_system:
+            return messages
+        system, *others = messages
+        # A user's message, where the assistant speaks first.
+        return [*_joined([system | {"role": USER}, *others[:1]], USER), *others[1:]]
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        return self._renders(SYSTEM, USER)
 
     @cached_property
     def _takes_two_systems(self) -> bool:
@@ -61,11 +73,12 @@ def _as_reminder(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(messages: Messages, role: str) -> Messages:
-    """Joins neighbours of this role by a blank line."""
+    """Joins neighbors of this role by a blank line."""
     joined: Messages = []
-    for each in messages:
-        if joined and joined[-1]["role"] == each["role"] == role:
-            joined[-1] = joined[-1] | {"content": f"{joined[-1]['content']}\n\n{each['content']}"}
+    for is_role, group in groupby(messages, lambda each: each["role"] == role):
+        first, *others = group
+        if is_role and others:
+            joined.append(first | {"content": "\n\n".join(each["content"] for each in (first, *others))})
         else:
-            joined.append(each)
+            joined += first, *others
     return joined

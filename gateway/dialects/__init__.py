@@ -1,1 +1,1 @@
-"""The APIs that generate, a file each; registered in `gateway/app.py`."""
+"""The APIs that generate; registered in `gateway/app.py`. A file each, and one for what responses are asked with."""

@@ -4,15 +4,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.dialects.choices import Form, ReplyChoice, ScoredToken, finite
-from gateway.errors import bad_request, from_paceline
-from gateway.fields import CHAT, CHAT_NAMES, check_fields, flag, get, whole_numbers
-from gateway.formats import parse_format
-from gateway.items import Grown, Item, Kind, Opened, Step
-from gateway.requests import HttpRequest, Serving, parse_messages, parse_request, parse_sampling, parse_template_options
-from gateway.router import TokenTexts
-from gateway.tools import parse_tools
+from gateway.errors import bad_request
+from gateway.fields import CHAT_NAMES, TEMPLATE_OPTIONS, TOOLS, Field, flag, number, openai_fields, whole_numbers
+from gateway.format_fields import parse_format
+from gateway.items import Item, ItemDelta, ItemStarted, Kind, Step
+from gateway.requests import (
+    HttpRequest,
+    Serving,
+    parse_max_tokens,
+    parse_messages,
+    parse_request,
+    parse_sampling,
+    parse_template_options,
+)
+from gateway.token_texts import TokenTexts
+from gateway.tool_fields import parse_tools
 from paceline.client import Prompt
-from paceline.errors import InvalidArgument
+
+FIELDS = openai_fields(
+    {
+        "messages": Field("roles system, developer, user, assistant, tool; content is text or text parts"),
+        "max_completion_tokens": number(
+            "the same as max_tokens; default: the model's maximum length", stands_for="max_tokens"
+        ),
+        "logprobs": flag("each token's log-probability"),
+        "top_logprobs": number("likeliest tokens at each position", "a whole number in [0, 20]"),
+        **TEMPLATE_OPTIONS,
+        "add_generation_prompt": flag("false with continue_final_message", True),
+        "continue_final_message": flag("the answer continues the last message, an assistant's"),
+        "parse_special_tokens": flag("special tokens spelled in messages become tokens instead of text"),
+        "reasoning_effort": Field("how long to think, for chat templates that can say so; ignored by others"),
+        # gateway/tool_fields.py
+        **TOOLS,
+        "tool_choice": Field("none, auto, required, a function or allowed_tools; default: --tool-choice-default"),
+        "parallel_tool_calls": flag("several calls in one answer", True),
+    }
+)
 
 
 class Chat(Form):
@@ -25,32 +52,26 @@ class Chat(Form):
     whole_object = "chat.completion"
 
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
-        check_fields(body, CHAT)
-        body = whole_numbers(body)
-        name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        max_tokens = get(body, name, int, "a whole number")
-        if max_tokens is not None and max_tokens < 1:
-            raise bad_request(name, f"{name} is {max_tokens}; it must be at least 1")
-        num_likeliest = None
-        if flag(body, "logprobs"):
-            num_likeliest = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
-        elif body.get("top_logprobs"):
+        values = FIELDS.read(whole_numbers(body))
+        longest = serving.deployment.target.max_model_len
+        max_tokens = parse_max_tokens(values, longest, longest)
+        num_likeliest = values["top_logprobs"]
+        if values["logprobs"]:
+            num_likeliest = num_likeliest or 0
+        elif num_likeliest:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
-        options = parse_template_options(body, serving.deployment.tokenizer.chat_template)
-        if not flag(body, "add_generation_prompt", True):
-            raise bad_request("add_generation_prompt", "add_generation_prompt is false; it must be true")
-        if max_tokens is None:
-            max_tokens = serving.deployment.target.max_model_len
-        try:
-            sampling = parse_sampling(body, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
-        except InvalidArgument as error:
-            raise from_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
-        parses = flag(body, "parse_special_tokens")
-        messages: list[Prompt] = [parse_messages(body)]
+        else:
+            num_likeliest = None
+        options = parse_template_options(values, values["reasoning_effort"], serving)
+        if not values["add_generation_prompt"] and not values["continue_final_message"]:
+            allowed = "it must be true without continue_final_message"
+            raise bad_request("add_generation_prompt", f"add_generation_prompt is false; {allowed}")
+        sampling = parse_sampling(values, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
+        messages: list[Prompt] = [parse_messages(values)]
         return parse_request(
-            body, serving, messages, sampling, format=parse_format(body), tools=parse_tools(body, serving.tool_choice_default),
+            values, serving, messages, sampling, parse_format(values), parse_tools(values, serving.tool_choice_default),
             template_options=options,
-            parses_special_tokens=parses,
+            parses_special_tokens=values["parse_special_tokens"],
         )  # fmt: skip
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -60,7 +81,7 @@ class Chat(Form):
     def deltas(
         self, index: int, text: str, steps: list[Step], logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
-        """Gives each chunk one piece of a thought, the content or a call, and the last chunk the reason, as OpenAI does."""
+        """Gives each chunk one part of the reasoning, the content or a call, and the last chunk the reason, as OpenAI does."""
         deltas = [each for each in map(_delta, steps) if each]
         if not deltas or (reason is not None and "tool_calls" in deltas[-1]):
             deltas.append({})
@@ -72,8 +93,8 @@ class Chat(Form):
 
     def whole(self, choice: ReplyChoice, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if thought := "".join(each.text for each in choice.items.of(Kind.THOUGHT)):
-            message["reasoning_content"] = thought
+        if reasoning := "".join(each.text for each in choice.items.of(Kind.REASONING)):
+            message["reasoning_content"] = reasoning
         if calls := [_call(each, each.text) for each in choice.items.of(Kind.CALL)]:
             message |= {"content": choice.text or None, "tool_calls": calls}
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
@@ -95,14 +116,14 @@ class Chat(Form):
 
 def _delta(step: Step) -> dict[str, Any]:
     match step:
-        case Grown(Item(kind=Kind.THOUGHT), piece):
-            return {"reasoning_content": piece}
-        case Grown(Item(kind=Kind.TEXT), piece):
-            return {"content": piece}
-        case Opened(Item(kind=Kind.CALL) as item):
+        case ItemDelta(Item(kind=Kind.REASONING), new_text):
+            return {"reasoning_content": new_text}
+        case ItemDelta(Item(kind=Kind.TEXT), new_text):
+            return {"content": new_text}
+        case ItemStarted(Item(kind=Kind.CALL) as item):
             return {"tool_calls": [{"index": item.call_index, **_call(item, "")}]}
-        case Grown(item, piece):
-            return {"tool_calls": [{"index": item.call_index, "function": {"arguments": piece}}]}
+        case ItemDelta(item, new_text):
+            return {"tool_calls": [{"index": item.call_index, "function": {"arguments": new_text}}]}
     return {}
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from gateway.dialects.dialect import Dialect, Reply
-from gateway.generation import Generation
 from gateway.items import Items, Step
-from gateway.router import TokenTexts
-from paceline.results import Piece, TokenLogprobs
+from gateway.resumed_generation import Generation
+from gateway.token_texts import TokenTexts
+from paceline.results import Chunk, TokenLogprobs
 
 # OpenAI's log-probability of excluded tokens: JSON has no infinity.
 LOWEST = -9999.0
@@ -86,21 +86,21 @@ class ChoicesReply(Reply):
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         async with aclosing(self._generation.rounds()) as rounds:
-            async for prompt, piece in rounds:
-                choice, is_first = self._choice_of(prompt, piece)
+            async for prompt, chunk in rounds:
+                choice, is_first = self._choice_of(prompt, chunk)
                 opening = self._form.opening(choice.index) if is_first else None
                 before = [] if opening is None else [self._chunk(opening)]
-                yield [*before, *await self._deltas(choice, prompt, piece, is_first)]
+                yield [*before, *await self._deltas(choice, prompt, chunk, is_first)]
         if self._request.includes_usage:
             yield [{**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}]
 
     async def whole(self) -> dict[str, Any]:
         async with aclosing(self._generation.rounds()) as rounds:
-            async for prompt, piece in rounds:
-                choice, is_first = self._choice_of(prompt, piece)
-                text, logprobs = await self._append(choice, prompt, piece, is_first)
+            async for prompt, chunk in rounds:
+                choice, is_first = self._choice_of(prompt, chunk)
+                text, logprobs = await self._append(choice, prompt, chunk, is_first)
                 choice.text += text
-                choice.items.read(piece)
+                choice.items.read(chunk)
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
         wholes = []
@@ -110,45 +110,43 @@ class ChoicesReply(Reply):
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
-    def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
-        """Returns the choice, and whether this is its first piece."""
-        index = prompt * self._request.sampling.n + piece.index
+    def _choice_of(self, prompt: int, chunk: Chunk) -> tuple[ReplyChoice, bool]:
+        """Returns the choice, and whether this is its first chunk."""
+        index = prompt * self._request.sampling.n + chunk.index
         is_first = index not in self._choices
         if is_first:
-            self._usage.begin(prompt, piece)
+            self._usage.begin(prompt, chunk)
         return self._choices.setdefault(index, ReplyChoice(index)), is_first
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._request.has_usage_in_every_chunk:
             chunk["usage"] = self._usage.body()
-        elif self._request.includes_usage:
-            chunk["usage"] = None
         return chunk
 
-    async def _deltas(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
-        text, logprobs = await self._append(choice, prompt, piece, is_first)
-        is_last = piece.finish is not None
+    async def _deltas(self, choice: ReplyChoice, prompt: int, chunk: Chunk, is_first: bool) -> list[dict[str, Any]]:
+        text, logprobs = await self._append(choice, prompt, chunk, is_first)
+        is_last = chunk.finish is not None
         reason = choice.reason if is_last else None
-        deltas = self._form.deltas(choice.index, text, choice.items.read(piece), logprobs, reason)
-        if piece.trace is not None:
-            await self._generation.load_texts(piece.token_ids)
-            deltas[0]["paceline"] = trace_body(piece, self._generation.texts)
+        deltas = self._form.deltas(choice.index, text, choice.items.read(chunk), logprobs, reason)
+        if chunk.trace is not None:
+            await self._generation.load_texts(chunk.token_ids)
+            deltas[0]["paceline"] = trace_body(chunk, self._generation.texts)
         chunks = [self._chunk(each) for each in deltas]
         if is_last and not self._request.includes_usage:
             chunks[-1] |= self._usage.figures()
         return chunks
 
     async def _append(
-        self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
+        self, choice: ReplyChoice, prompt: int, chunk: Chunk, is_first: bool
     ) -> tuple[str, dict[str, Any] | None]:
         """Returns the text and the log-probabilities that are due."""
-        text, tokens = piece.text, choice.held
+        text, tokens = chunk.text, choice.held
         has_logprobs = self._request.sampling.logprobs is not None
-        self._usage.count(len(piece.token_ids))
-        if piece.finish is not None:
-            choice.reason = piece.finish.reason
-            self._usage.finish(choice.index, piece.finish)
+        self._usage.count(len(chunk.token_ids))
+        if chunk.finish is not None:
+            choice.reason = chunk.finish.reason
+            self._usage.finish(choice.index, chunk.finish)
         if is_first and self._request.echo:
             asked = self._request.prompts[prompt]
             ids = [token for token in asked if isinstance(token, int)] if isinstance(asked, list) else []
@@ -156,21 +154,21 @@ class ChoicesReply(Reply):
             text, choice.num_echoed = echoed.text + text, len(echoed.text)
             if has_logprobs:
                 # A prompt's first token has no log-probability.
-                tokens += map(ScoredToken, ids, [None, *piece.prompt_logprobs], echoed.text_offsets)
+                tokens += map(ScoredToken, ids, [None, *chunk.prompt_logprobs], echoed.text_offsets)
         choice.num_characters += len(text)
         if not has_logprobs:
             return text, None
-        for token, each in zip(piece.token_ids, piece.logprobs, strict=True):
+        for token, each in zip(chunk.token_ids, chunk.logprobs, strict=True):
             tokens.append(ScoredToken(token, each, choice.num_echoed + each.text_offset))
-        ready = self._pop_ready(choice, piece)
+        ready = self._pop_ready(choice, chunk)
         likeliest = (token for each in ready if each.logprobs is not None for token in each.logprobs.top_token_ids)
         await self._generation.load_texts({*(each.token for each in ready), *likeliest})
         return text, self._form.logprobs(ready, self._generation.texts)
 
-    def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
+    def _pop_ready(self, choice: ReplyChoice, chunk: Chunk) -> list[ScoredToken]:
         """Pops tokens whose text is out. Offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
-        if piece.finish is not None or not self._request.sampling.stop:
+        if chunk.finish is not None or not self._request.sampling.stop:
             choice.held = []
             return [each._replace(text_offset=min(each.text_offset, end)) for each in tokens]
         num_ready = sum(each.text_offset < end for each in tokens)
@@ -178,9 +176,9 @@ class ChoicesReply(Reply):
         return tokens[:num_ready]
 
 
-def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
+def trace_body(chunk: Chunk, texts: TokenTexts) -> dict[str, Any] | None:
     """Needs loaded `texts`."""
-    trace = piece.trace
+    trace = chunk.trace
     if trace is None:
         return None
     return {
@@ -197,16 +195,16 @@ def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
         ],
         "emitted": [
             {"token_id": token, "text": texts[token].text, "origin": ORIGINS[letter]}
-            for token, letter in zip(piece.token_ids, piece.origins, strict=True)
+            for token, letter in zip(chunk.token_ids, chunk.origins, strict=True)
         ],
         "num_accepted": trace.num_accepted,
         "entropies": trace.entropies,
         "smoothed_entropies": trace.smoothed_entropies,
         "allowed_draft_tokens": trace.allowed_draft_tokens,
-        "draft": trace.draft,
+        "draft_model": trace.draft_model,
         "ms": {
             "draft": trace.draft_us / 1e3, "target": trace.target_us / 1e3,
-            "queued": trace.queued_us / 1e3, "wire": trace.wire_us / 1e3,
+            "queued": trace.queued_us / 1e3, "rpc": trace.rpc_us / 1e3,
         },
     }  # fmt: skip
 

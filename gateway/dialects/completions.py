@@ -1,46 +1,56 @@
 """OpenAI's completions of raw text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.dialects.choices import Form, ReplyChoice, ScoredToken, finite
-from gateway.errors import bad_request
-from gateway.fields import TEXT, TEXT_NAMES, check_fields, flag, get, whole_numbers
-from gateway.formats import parse_format
+from gateway.errors import FieldNames, bad_request
+from gateway.fields import PROMPT_NAMES, SPECULATION_NAMES, Field, flag, number, openai_fields, text, whole_numbers
+from gateway.format_fields import parse_format
 from gateway.items import Step
-from gateway.requests import HttpRequest, Serving, parse_prompts, parse_request, parse_sampling
-from gateway.router import TokenTexts
+from gateway.requests import HttpRequest, Serving, parse_max_tokens, parse_prompts, parse_request, parse_sampling
+from gateway.token_texts import TokenTexts
 from paceline.client import Prompt
-from paceline.infill import Infill
+from paceline.infill_prompt import Infill
 
 DEFAULT_TEXT_TOKENS = 16
+FIELDS = openai_fields(
+    {
+        "prompt": Field("a text, a list of token ids, or a list of either"),
+        "suffix": text("fills in the middle: the text after the completion"),
+        "echo": flag("returns the prompt before the output, with its log-probabilities"),
+        "logprobs": number("likeliest tokens at each position, plus the chosen one", "a whole number in [0, 20]"),
+    }
+)
 
 
 class Completions(Form):
     """/v1/completions."""
 
     path = "/v1/completions"
-    field_names = TEXT_NAMES
+    field_names: ClassVar[FieldNames] = {
+        **SPECULATION_NAMES, **PROMPT_NAMES, "prompt_logprobs": "logprobs", "infill": "suffix",
+        "infill.prefix": "prompt", "infill.suffix": "suffix",
+    }  # fmt: skip
     id_prefix = "cmpl-"
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
-        check_fields(body, TEXT)
-        body = whole_numbers(body)
-        max_tokens = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
-        echo = flag(body, "echo")
-        num_likeliest = get(body, "logprobs", int, "a whole number in [0, 20]")
-        if max_tokens == 0 and not echo:
-            raise bad_request("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-        sampling = parse_sampling(body, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
-        if echo and num_likeliest is not None:
-            sampling = replace(sampling, prompt_logprobs=num_likeliest)
-        prompts: Sequence[Prompt] = (texts := parse_prompts(body))
-        if suffix := get(body, "suffix", str, "a string", ""):
-            prompts = [_infill(each, suffix, echo) for each in texts]
-        return parse_request(body, serving, prompts, sampling, format=parse_format(body), echo=echo, is_raw=True)
+        values = FIELDS.read(whole_numbers(body))
+        echo, num_likeliest, suffix = values["echo"], values["logprobs"], values["suffix"]
+        longest = serving.deployment.target.max_model_len
+        sampling = parse_sampling(
+            values,
+            serving.sampling_defaults,
+            max_tokens=parse_max_tokens(values, DEFAULT_TEXT_TOKENS, longest, least=0 if echo else 1),
+            logprobs=num_likeliest,
+            prompt_logprobs=num_likeliest if echo else None,
+        )
+        prompts: Sequence[Prompt] = parse_prompts(values["prompt"], longest)
+        if suffix:
+            prompts = [_infill(each, suffix, echo) for each in prompts]
+        return parse_request(values, serving, prompts, sampling, parse_format(values), echo=echo, is_raw=True)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
@@ -78,7 +88,7 @@ class Completions(Form):
 
 
 def _infill(prompt: Prompt, suffix: str, echo: bool) -> Infill:
-    """Raises Fault."""
+    """Raises HttpError."""
     if not isinstance(prompt, str):
         raise bad_request("prompt", "prompt has token ids; it must be text beside suffix")
     if echo:

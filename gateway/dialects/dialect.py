@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 import orjson
 from starlette.types import Send
 
-from gateway.errors import Errors, Fault, from_exception
-from gateway.generation import Generation
+from gateway.errors import Errors, HttpError, from_exception
 from gateway.items import Items, Step
 from gateway.requests import HttpRequest, Serving
+from gateway.resumed_generation import Generation
 from gateway.telemetry import record_failure
 from gateway.usage import Usage
 from paceline.errors import PacelineError
-from paceline.results import Finish, Piece
+from paceline.results import Chunk, Finish
 
 log = logging.getLogger(__name__)
 # A stream opens without its first event after this time; until then errors are HTTP statuses.
 OPEN_AFTER_S = 3.0
 # Clients take a longer silence for a failure: the first to do so warns after 20 s.
 BEAT_S = 10.0
-# What clients keep for us with a thought, or its beginning. Some take a thought without one for another server's.
-THOUGHT_SIGNATURE = "pl1."
+# What clients keep for us with reasoning, or its beginning. Some take reasoning without one for another server's.
+REASONING_SIGNATURE = "pl1."
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -61,19 +61,21 @@ class Reply(ABC):
         """Returns what tells a waiting client that its request is alive."""
         return b": waiting\n\n"
 
-    def failure(self, fault: Fault) -> list[dict[str, Any]]:
+    def failure(self, http_error: HttpError) -> list[dict[str, Any]]:
         """Returns the events that end a stream early."""
-        return [self._errors.error_body(fault, self._request.request_id)]
+        return [self._errors.error_body(http_error, self._request.request_id)]
 
 
 class Dialect(Errors, ABC):
     """An API that generates. Registered in `gateway/app.py`."""
 
     path: ClassVar[str]
+    # A stream's last events repeat all before them, so that the answer is kept.
+    stream_repeats: ClassVar[bool] = False
 
     @abstractmethod
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
-        """Raises Fault and InvalidArgument."""
+        """Raises HttpError and InvalidArgument."""
 
     @abstractmethod
     def reply(self, generation: Generation) -> Reply: ...
@@ -90,9 +92,9 @@ class ItemsReply(Reply):
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         async with aclosing(self._rounds()) as rounds:
-            async for piece, steps in rounds:
+            async for chunk, steps in rounds:
                 events = [*self.opening(), *(event for step in steps for event in self.spell(step))]
-                yield events if piece.finish is None else [*events, *self.end(piece.finish)]
+                yield events if chunk.finish is None else [*events, *self.end(chunk.finish)]
 
     async def whole(self) -> dict[str, Any]:
         async with aclosing(self._rounds()) as rounds:
@@ -111,7 +113,7 @@ class ItemsReply(Reply):
     @abstractmethod
     def begin(self) -> list[dict[str, Any]]: ...
 
-    async def read_logprobs(self, piece: Piece) -> None:
+    async def read_logprobs(self, chunk: Chunk) -> None:
         """Gets each round before its steps are spelled."""
 
     @abstractmethod
@@ -136,18 +138,18 @@ class ItemsReply(Reply):
             figures["left_out"] = list(tools.left_out)
         return {"paceline": figures}
 
-    async def _rounds(self) -> AsyncGenerator[tuple[Piece, list[Step]], None]:
+    async def _rounds(self) -> AsyncGenerator[tuple[Chunk, list[Step]], None]:
         """Counts each round, and yields it with its steps."""
         async with aclosing(self._generation.rounds()) as rounds:
-            async for _, piece in rounds:
+            async for _, chunk in rounds:
                 # Awaited before any event is made: a beat in between would overtake it.
-                await self.read_logprobs(piece)
-                self._usage.begin(0, piece)
-                self._usage.count(len(piece.token_ids))
-                if piece.finish is not None:
-                    self._finish = piece.finish
-                    self._usage.finish(0, piece.finish)
-                yield piece, self._items.read(piece)
+                await self.read_logprobs(chunk)
+                self._usage.begin(0, chunk)
+                self._usage.count(len(chunk.token_ids))
+                if chunk.finish is not None:
+                    self._finish = chunk.finish
+                    self._usage.finish(0, chunk.finish)
+                yield chunk, self._items.read(chunk)
 
 
 def named_event(body: dict[str, Any]) -> bytes:

@@ -5,16 +5,33 @@ from typing import Any, ClassVar
 
 from gateway.dialects.dialect import Dialect, ItemsReply
 from gateway.errors import FieldNames, bad_value
-from gateway.fields import get, whole_numbers
-from gateway.generation import Generation
-from gateway.items import Grown, Step
-from gateway.requests import HttpRequest, Serving, parse_request, parse_sampling
-from paceline.infill import Infill
+from gateway.fields import EXTENSIONS, SAMPLING, STREAM, Field, Fields, Values, listing, number, text, whole_numbers
+from gateway.items import ItemDelta, Step
+from gateway.requests import HttpRequest, Serving, parse_max_tokens, parse_request, parse_sampling
+from gateway.resumed_generation import Generation
+from paceline.chats import MAX_PARTS
+from paceline.checks import require_at_most
+from paceline.infill_prompt import Infill
 from paceline.results import Finish
 
-# As in other APIs. Unknown fields are ignored, as llama.cpp does: editors send many.
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-NUMBER = "a whole number"
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+# llama.cpp ignores unknown fields, and editors send many.
+FIELDS = Fields(
+    {
+        "input_prefix": text("the text before"),
+        "input_suffix": text("the text after"),
+        "prompt": text("goes after input_prefix"),
+        "input_extra": listing("other files", "a list of files"),
+        "n_predict": number("maximum number of tokens to generate", stands_for="max_tokens"),
+        "max_tokens": number("OpenAI's name of n_predict"),
+        "response_fields": listing("names of the answer's fields to return", "a list of names"),
+        "repeat_penalty": Field("as everywhere", stands_for="repetition_penalty"),
+        **{name: SAMPLING[name] for name in _SAMPLED},
+        **{name: EXTENSIONS[name] for name in ("speculation", "cache_salt", "request_id")},
+        "stream": STREAM,
+    },
+    takes_others=True,
+)
 
 
 class FillInTheMiddle(Dialect):
@@ -24,44 +41,35 @@ class FillInTheMiddle(Dialect):
     field_names: ClassVar[FieldNames] = {
         "infill": "input_prefix", "infill.prefix": "input_prefix", "infill.suffix": "input_suffix",
         "infill.extra": "input_extra", "infill.prompt": "prompt", "max_tokens": "n_predict",
-        "repetition_penalty": "repeat_penalty",
     }  # fmt: skip
 
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
-        body = whole_numbers(body)
-        num_tokens = get(body, "n_predict", int, NUMBER, get(body, "max_tokens", int, NUMBER, -1))
-        given = {name: body.get(name) for name in SAMPLING} | {"repetition_penalty": body.get("repeat_penalty")}
-        if given["seed"] == -1:
+        values = FIELDS.read(whole_numbers(body))
+        longest = serving.deployment.target.max_model_len
+        if values["seed"] == -1:
             # A random one.
-            given["seed"] = None
-        max_tokens = serving.deployment.target.max_model_len if num_tokens < 0 else num_tokens
-        sampling = parse_sampling(given, serving.sampling_defaults, max_tokens=max_tokens)
-        fields = get(body, "response_fields", list, "a list of names", [])
-        return parse_request(
-            {name: body.get(name) for name in ("stream", "speculation", "cache_salt", "request_id")},
-            serving,
-            [_parse_infill(body)],
-            sampling,
-            repeated={"response_fields": [str(each) for each in fields]},
+            values["seed"] = None
+        sampling = parse_sampling(
+            values, serving.sampling_defaults, max_tokens=parse_max_tokens(values, longest, longest, least=0)
         )
+        fields = [str(each) for each in values["response_fields"]]
+        return parse_request(values, serving, [_parse_infill(values)], sampling, repeated={"response_fields": fields})
 
     def reply(self, generation: Generation) -> "InfillReply":
         return InfillReply(generation, self)
 
 
-def _parse_infill(body: Mapping[str, Any]) -> Infill:
-    """Raises Fault."""
-    extra = []
-    for at, each in enumerate(get(body, "input_extra", list, "a list of files", [])):
+def _parse_infill(values: Values) -> Infill:
+    """Raises HttpError."""
+    extra, files = [], values["input_extra"]
+    require_at_most(MAX_PARTS, len(files), "input_extra", "files")
+    for at, each in enumerate(files):
         match each:
             case {"text": str(text)} if isinstance(name := each.get("filename", ""), str):
                 extra.append((name, text))
             case _:
                 raise bad_value(f"input_extra[{at}]", each, "an object with filename and text")
-    prefix, suffix, prompt = (
-        get(body, name, str, "a string", "") for name in ("input_prefix", "input_suffix", "prompt")
-    )
-    return Infill(prefix, suffix, tuple(extra), prompt)
+    return Infill(values["input_prefix"], values["input_suffix"], tuple(extra), values["prompt"])
 
 
 class InfillReply(ItemsReply):
@@ -69,7 +77,7 @@ class InfillReply(ItemsReply):
         return []
 
     def spell(self, step: Step) -> list[dict[str, Any]]:
-        return [{"content": step.piece, "tokens": [], "stop": False}] if isinstance(step, Grown) else []
+        return [{"content": step.new_text, "tokens": [], "stop": False}] if isinstance(step, ItemDelta) else []
 
     def end(self, finish: Finish) -> list[dict[str, Any]]:
         return [{**self._answer(), "content": ""}]

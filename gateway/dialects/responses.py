@@ -1,7 +1,6 @@
 """OpenAI's responses. Nothing is stored: every request sends its whole input."""
 
 import base64
-import binascii
 import json
 import time
 from collections.abc import Mapping
@@ -9,100 +8,124 @@ from typing import Any, ClassVar
 
 import orjson
 
-from gateway.conversation import Conversation
 from gateway.dialects.choices import finite
-from gateway.dialects.dialect import THOUGHT_SIGNATURE, Dialect, ItemsReply, named_event
-from gateway.errors import Errors, Fault, FieldNames, bad_request, bad_value
-from gateway.fields import CHAT_NAMES, OURS, check_body, check_keys, flag, get, whole_numbers
-from gateway.formats import NO_FORMAT, NamedFormat, json_format, schema_format
-from gateway.generation import Generation
-from gateway.items import Closed, Grown, Item, Kind, Opened, Step
+from gateway.dialects.dialect import REASONING_SIGNATURE, Dialect, ItemsReply, named_event
+from gateway.dialects.responses_input import CUSTOM_INPUT, PREFIXES, parse_format, parse_input, parse_tools
+from gateway.errors import Errors, FieldNames, HttpError, bad_request, bad_value
+from gateway.fields import (
+    CHAT_NAMES,
+    HINTS,
+    MODEL,
+    OURS,
+    STREAMED,
+    TOOLS,
+    Field,
+    Fields,
+    Values,
+    flag,
+    listing,
+    number,
+    table,
+    text,
+    whole_numbers,
+)
+from gateway.items import Item, ItemDelta, ItemDone, ItemStarted, Kind, Step
 from gateway.requests import (
     HttpRequest,
     Serving,
     hinted_options,
     parse_request,
     parse_sampling,
-    parse_text_parts,
 )
-from gateway.tools import CHOICES, OfferedTools, Offers, ToolName
-from paceline.results import Finish, Piece
+from gateway.resumed_generation import Generation
+from gateway.tool_fields import ToolName
+from paceline.results import Chunk, Finish
 
-TAKEN = (
-    "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", "include",
-    "max_output_tokens", "top_logprobs", "stream", "stream_options", "model", "metadata", "truncation",
-    *OURS,
-)  # fmt: skip
-IGNORED = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
-    "max_tool_calls", "client_metadata", "moderation", "store", "context_management",
-)  # fmt: skip
-# Nothing is stored, and nothing runs in the background.
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "previous_response_id": (), "conversation": (), "prompt": (), "background": (False,),
-}  # fmt: skip
+FIELDS = Fields(
+    {
+        "input": Field("a text, or a list of items"),
+        "instructions": text("a system message"),
+        **TOOLS,
+        "tool_choice": Field("none, auto, required, a tool or allowed_tools"),
+        "parallel_tool_calls": flag("several calls in one answer", True),
+        "text": table("format, and verbosity, which is ignored"),
+        "reasoning": table("effort, and summary, which is repeated"),
+        "include": listing("log-probabilities or encrypted reasoning", "a list of texts"),
+        "max_output_tokens": number("maximum number of tokens to generate", stands_for="max_tokens"),
+        "top_logprobs": number("likeliest tokens at each position", "a whole number in [0, 20]"),
+        **STREAMED,
+        "model": MODEL,
+        "truncation": Field("repeated"),
+        # Hints that are repeated in the response.
+        "metadata": table("the client's own labels"),
+        "user": text("identifies the end user"),
+        "safety_identifier": text("identifies the end user"),
+        "prompt_cache_key": text("requests with the same key go to the same coordinator"),
+        **OURS,
+    },
+    {
+        **HINTS,
+        "max_tool_calls": "no tool runs here",
+        "background_options": "nothing runs in the background",
+        "image": "none is made",
+    },
+    # Nothing is stored, and nothing runs in the background.
+    {"previous_response_id": (), "conversation": (), "prompt": (), "background": (False,)},
+)
 # Repeated in the response as they came.
 REPEATED = ("instructions", "max_output_tokens", "metadata", "tools", "top_logprobs", "user", "safety_identifier")
-TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
-# Tools that a provider runs.
-HOSTED = (
-    "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp", "computer",
-    "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search",
-)  # fmt: skip
-FUNCTION = ("type", "name", "description", "parameters", "strict")
-CUSTOM = ("type", "name", "description", "format")
-NAMESPACE = ("type", "name", "description", "tools")
-TOOL_IGNORED = ("defer_loading", "allowed_callers", "output_schema", "cache_control")
-# A custom tool, to the model.
-CUSTOM_INPUT = "input"
-CUSTOM_PARAMETERS = {
-    "type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
+# Among what is repeated: words of a list.
+CHOSEN = {
+    "truncation": ("auto", "disabled"), "reasoning.summary": ("auto", "concise", "detailed", "none"),
+    "text.verbosity": ("low", "medium", "high"),
 }  # fmt: skip
-INSTEAD = "nothing is stored; send the whole input (in some clients: store false)"
-# Of items' ids.
-PREFIXES = {Kind.THOUGHT: "rs_", Kind.TEXT: "msg_", Kind.CALL: "fc_"}
+ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
 class Responses(Dialect):
     """/v1/responses."""
 
     path = "/v1/responses"
+    stream_repeats = True
     field_names: ClassVar[FieldNames] = {
         **CHAT_NAMES, "chat": "input", "chat.messages": "input", "prompt": "input", "max_tokens": "max_output_tokens",
     }  # fmt: skip
 
     def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
-        check_body(body, TAKEN, IGNORED, REFUSED)
         body = whole_numbers(body)
-        conversation = _parse_input(body)
-        tools = _parse_tools(body, serving.tool_choice_default)
-        reasoning = get(body, "reasoning", dict, "an object", {})
-        effort = reasoning.get("effort")
+        values = FIELDS.read(body)
+        conversation = parse_input(values)
+        tools = parse_tools(values, serving.tool_choice_default)
+        effort = values["reasoning"].get("effort")
+        if effort is not None and not isinstance(effort, str):
+            raise bad_value("reasoning.effort", effort, "a string")
+        _check_chosen(values)
+        num_tokens, num_likeliest = values["max_tokens"], values["top_logprobs"] or 0
         sampling = parse_sampling(
-            body,
+            values,
             serving.sampling_defaults,
-            max_tokens=get(body, "max_output_tokens", int, "a whole number", serving.deployment.target.max_model_len),
-            logprobs=self._num_likeliest(body),
+            max_tokens=serving.deployment.target.max_model_len if num_tokens is None else num_tokens,
+            logprobs=num_likeliest if num_likeliest or LOGPROBS in values["include"] else None,
         )
         return parse_request(
-            body,
+            values,
             serving,
             [conversation.messages],
             sampling,
-            _parse_format(body),
+            parse_format(values["text"]),
             tools,
             conversation.names,
-            template_options=hinted_options(body, effort, serving),
-            session=get(body, "prompt_cache_key", str, "a string", ""),
+            template_options=hinted_options(values, effort, serving),
+            session=values["prompt_cache_key"],
             repeated={
                 **{name: _repeatable(name, body[name]) for name in REPEATED if body.get(name) is not None},
                 "tool_choice": _repeatable("tool_choice", body.get("tool_choice", "auto")),
                 "parallel_tool_calls": tools.parallel,
-                "reasoning": _repeatable("reasoning", {"effort": effort, "summary": reasoning.get("summary")}),
+                "reasoning": _repeatable(
+                    "reasoning", {"effort": effort, "summary": values["reasoning"].get("summary")}
+                ),
                 "text": _repeatable("text", body.get("text") or {"format": {"type": "text"}}),
-                "truncation": _repeatable("truncation", body.get("truncation", "disabled")),
+                "truncation": body.get("truncation") or "disabled",
                 "include": body.get("include") or [],
             },
         )
@@ -110,181 +133,23 @@ class Responses(Dialect):
     def reply(self, generation: Generation) -> "ResponsesReply":
         return ResponsesReply(generation, self)
 
-    @staticmethod
-    def _num_likeliest(body: Mapping[str, Any]) -> int | None:
-        include = get(body, "include", list, "a list of texts", [])
-        num_likeliest = get(body, "top_logprobs", int, "a whole number in [0, 20]")
-        return num_likeliest or 0 if num_likeliest or LOGPROBS in include else None
+
+def _check_chosen(values: Values) -> None:
+    """Refuses what no client could read in the response. Raises HttpError."""
+    for field, allowed in CHOSEN.items():
+        outer, _, name = field.rpartition(".")
+        value = (values[outer] if outer else values).get(name)
+        if value is not None and value not in allowed:
+            raise bad_value(field, value, f"one of {', '.join(allowed)}")
 
 
 def _repeatable(field: str, value: Any) -> Any:
-    """Refuses what is nested deeper than the response can be. Raises Fault."""
+    """Refuses what is nested deeper than the response can be. Raises HttpError."""
     try:
         orjson.dumps(value)
     except TypeError:
         raise bad_request(field, f"{field} is nested too deeply; it must have fewer levels") from None
     return value
-
-
-def _parse_input(body: Mapping[str, Any]) -> Conversation:
-    """Raises Fault."""
-    conversation, given = Conversation(), body.get("input")
-    if instructions := get(body, "instructions", str, "a string", ""):
-        conversation.add("system", instructions, "instructions")
-    if isinstance(given, str):
-        conversation.add("user", given, "input")
-    elif isinstance(given, list) and given:
-        for at, item in enumerate(given):
-            _parse_item(conversation, item, f"input[{at}]")
-    else:
-        raise bad_value("input", given, "a string, or a list with at least one item")
-    return conversation
-
-
-def _parse_item(conversation: Conversation, item: Any, field: str) -> None:
-    match item:
-        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-            namespace = item.get("namespace")
-            conversation.add_call(call_id, f"{namespace}__{name}" if namespace else name, arguments, field)
-        case {"type": "custom_tool_call", "call_id": str(call_id), "name": str(name), "input": str(text)}:
-            arguments = json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
-            conversation.add_call(call_id, name, arguments, field)
-        case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(call_id)}:
-            output = parse_text_parts(item.get("output"), f"{field}.output", TEXT_PARTS)
-            conversation.add("tool", output, field, tool_call_id=call_id)
-        case {"type": "reasoning"}:
-            if thought := _read_thought(item, field):
-                conversation.add_thought(thought, field)
-        case {"type": "function_call" | "custom_tool_call" | "function_call_output" | "custom_tool_call_output"}:
-            raise bad_value(field, item, "a call with call_id, name and arguments or input, or an output with call_id")
-        case {"role": "user" | "system" | "developer" as role} if item.get("type", "message") == "message":
-            conversation.add(str(role), parse_text_parts(item.get("content"), f"{field}.content", TEXT_PARTS), field)
-        case {"role": "assistant"} if item.get("type", "message") == "message":
-            conversation.add_answer(_read_answer(item, field), field)
-        case {"type": "message"}:
-            raise bad_value(f"{field}.role", item.get("role"), "one of user, assistant, system, developer")
-        case {"type": "item_reference", "id": str(name)} if name.startswith(PREFIXES[Kind.THOUGHT]):
-            # Only the thought is lost.
-            pass
-        case {"type": "item_reference"}:
-            raise bad_request(field, f"{field} refers to a stored item; {INSTEAD}", "unsupported_field")
-        case {"type": "additional_tools"}:
-            hint = "clients send it to models whose names begin with gpt-; choose another --model-name"
-            raise bad_request(field, f"{field} is of type additional_tools, which is not supported; {hint}")
-        case _:
-            allowed = "a message, a call, an output or a thought: an object with one of their types"
-            raise bad_value(field, item, allowed)
-
-
-def _read_answer(item: Mapping[str, Any], field: str) -> str:
-    """Reads text and refusals: both were said."""
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [_as_text(part) for part in content]
-    return parse_text_parts(content, f"{field}.content", TEXT_PARTS)
-
-
-def _as_text(part: Any) -> Any:
-    match part:
-        case {"type": "refusal", "refusal": str(text)}:
-            return {"type": "output_text", "text": text}
-    return part
-
-
-def _read_thought(item: Mapping[str, Any], field: str) -> str:
-    if content := item.get("content"):
-        return parse_text_parts(content, f"{field}.content", TEXT_PARTS)
-    encrypted = item.get("encrypted_content")
-    if isinstance(encrypted, str) and encrypted.startswith(THOUGHT_SIGNATURE):
-        try:
-            return base64.b64decode(encrypted.removeprefix(THOUGHT_SIGNATURE), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            raise bad_value(f"{field}.encrypted_content", encrypted, "as this server sent it") from None
-    return ""
-
-
-def _parse_tools(body: Mapping[str, Any], default_choice: str) -> OfferedTools:
-    """Raises Fault."""
-    offers = Offers()
-    for at, tool in enumerate(get(body, "tools", list, "a list of tools", [])):
-        field = f"tools[{at}]"
-        match tool:
-            case {"type": "function"}:
-                offers.add(_function(tool, field), field)
-            case {"type": "namespace", "name": str(space), "tools": list(inner)}:
-                check_keys(tool, NAMESPACE, field, TOOL_IGNORED)
-                for place, each in enumerate(inner):
-                    function = _function(each, f"{field}.tools[{place}]")
-                    name = ToolName(str(function.get("name")), space)
-                    offers.add({**function, "name": f"{space}__{name.name}"}, f"{field}.tools[{place}]", name)
-            case {"type": "custom", "name": str(name)}:
-                check_keys(tool, CUSTOM, field, TOOL_IGNORED)
-                if isinstance(given := tool.get("format"), dict) and given.get("type") == "grammar":
-                    # A grammar of the input can't hold inside a JSON string.
-                    offers.unenforced.append(f"{field}.format")
-                offers.add(
-                    {"name": name, "description": tool.get("description"), "parameters": CUSTOM_PARAMETERS},
-                    field,
-                    ToolName(name, is_custom=True),
-                )
-            case {"type": str(kind)} if _is_hosted(kind):
-                offers.left_out.append(kind)
-            case {"type": str(kind)}:
-                raise bad_value(f"{field}.type", kind, f"function, namespace, custom or one of {', '.join(HOSTED)}")
-            case _:
-                raise bad_value(field, tool, "an object with a type")
-    choice, allowed = _parse_choice(body.get("tool_choice"), offers)
-    parallel = flag(body, "parallel_tool_calls", True)
-    return offers.make(choice, default_choice, parallel, "parameters", allowed)
-
-
-def _function(tool: Any, field: str) -> dict[str, Any]:
-    """Returns what the coordinator checks further."""
-    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise bad_value(field, tool, "an object of type function")
-    check_keys(tool, FUNCTION, field, TOOL_IGNORED)
-    return {key: tool.get(key) for key in FUNCTION[1:]}
-
-
-def _is_hosted(kind: str) -> bool:
-    """Types may end with a date."""
-    return any(kind == each or kind.startswith(f"{each}_2") for each in HOSTED)
-
-
-def _parse_choice(choice: Any, offers: Offers) -> tuple[str | None, list[str] | None]:
-    """Returns the choice, and the tools that it allows (None: all). Raises Fault."""
-
-    def name_of(given: Any) -> str:
-        match given:
-            case {"type": "function" | "custom", "name": str(name)}:
-                return offers.known_as(ToolName(name, given.get("namespace", "")))
-        raise bad_value("tool_choice.tools", given, "tools with a type and a name")
-
-    match choice:
-        case None | "none" | "auto" | "required":
-            return choice, None
-        case {"type": "function" | "custom"}:
-            return name_of(choice), None
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)} if tools:
-            return str(mode), [name_of(each) for each in tools]
-        case {"type": str(kind)} if _is_hosted(kind):
-            raise bad_request("tool_choice", f"tool_choice is {kind}, a tool that this server can't run")
-    raise bad_value("tool_choice", choice, f"one of {', '.join(CHOICES)}, or an object of a tool or allowed_tools")
-
-
-def _parse_format(body: Mapping[str, Any]) -> NamedFormat:
-    text = get(body, "text", dict, "an object", {})
-    check_keys(text, ("format",), "text", ("verbosity",))
-    given, field = text.get("format"), "text.format"
-    match given:
-        case None | {"type": "text"}:
-            return NO_FORMAT
-        case {"type": "json_object"}:
-            return json_format(field)
-        case {"type": "json_schema"}:
-            check_keys(given, ("type", "name", "schema", "strict", "description"), field)
-            return schema_format(given, field)
-    raise bad_value(field, given, "an object whose type is text, json_object or json_schema")
 
 
 class ResponsesReply(ItemsReply):
@@ -293,7 +158,8 @@ class ResponsesReply(ItemsReply):
         self._id = f"resp_{self._request.request_id}"
         self._created_s = int(time.time())
         self._num_events = 0
-        # Log-probabilities of tokens whose text is not out, and of the open text.
+        # Log-probabilities of tokens whose text is not out, of those of the next delta, and of the open text.
+        self._held: list[dict[str, Any]] = []
         self._ready: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
         self._output: list[dict[str, Any]] = []
@@ -314,48 +180,48 @@ class ResponsesReply(ItemsReply):
         again = [{"type": "response.in_progress", "response": self._response("in_progress")}]
         return b"".join(map(self.encode, self.opening() or again))
 
-    async def read_logprobs(self, piece: Piece) -> None:
+    async def read_logprobs(self, chunk: Chunk) -> None:
         if self._request.sampling.logprobs is None:
             return
         texts = self._generation.texts
-        likeliest = (token for each in piece.logprobs for token in each.top_token_ids)
-        await self._generation.load_texts({*piece.token_ids, *likeliest})
+        likeliest = (token for each in chunk.logprobs for token in each.top_token_ids)
+        await self._generation.load_texts({*chunk.token_ids, *likeliest})
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             return {"token": texts[token].text, "logprob": finite(logprob), "bytes": list(texts[token].utf8)}
 
-        self._ready += (
-            {
-                **entry(token, each.logprob),
-                "top_logprobs": [entry(*pair) for pair in zip(each.top_token_ids, each.top_logprobs, strict=True)],
-            }
-            for token, each in zip(piece.token_ids, piece.logprobs, strict=True)
-        )
+        for token, each, num_characters in zip(chunk.token_ids, chunk.logprobs, chunk.text_lengths, strict=True):
+            top = [entry(*pair) for pair in zip(each.top_token_ids, each.top_logprobs, strict=True)]
+            self._held.append({**entry(token, each.logprob), "top_logprobs": top})
+            # Those behind the last text, such as the end's, are left out, wherever the rounds are cut.
+            if num_characters:
+                self._ready += self._held
+                self._held = []
 
     def spell(self, step: Step) -> list[dict[str, Any]]:
         item = step.item
         place = {"item_id": self._item_id(item), "output_index": item.index}
         match step, item.kind:
-            case Opened(), kind:
+            case ItemStarted(), kind:
                 added = {"output_index": item.index, "item": self._item(item, is_open=True)}
                 opened = [{"type": "response.output_item.added", **added}]
                 if kind is not Kind.CALL:
                     part = {**place, "content_index": 0, "part": self._part(item, "", [])}
                     opened.append({"type": "response.content_part.added", **part})
                 return opened
-            case Grown(_, piece), Kind.TEXT:
+            case ItemDelta(_, new_text), Kind.TEXT:
                 ready, self._ready = self._ready, []
                 self._logprobs += ready
-                delta = {**place, "content_index": 0, "delta": piece, "logprobs": ready}
+                delta = {**place, "content_index": 0, "delta": new_text, "logprobs": ready}
                 return [{"type": "response.output_text.delta", **delta}]
-            case Grown(_, piece), Kind.THOUGHT:
-                return [{"type": "response.reasoning_text.delta", **place, "content_index": 0, "delta": piece}]
-            case Grown(_, piece), Kind.CALL:
+            case ItemDelta(_, new_text), Kind.REASONING:
+                return [{"type": "response.reasoning_text.delta", **place, "content_index": 0, "delta": new_text}]
+            case ItemDelta(_, new_text), Kind.CALL:
                 if self._is_custom(item):
                     # Its text is known once the JSON around it is whole.
                     return []
-                return [{"type": "response.function_call_arguments.delta", **place, "delta": piece}]
-            case Closed(), _:
+                return [{"type": "response.function_call_arguments.delta", **place, "delta": new_text}]
+            case ItemDone(), _:
                 return self._close(item, place)
         return []
 
@@ -371,9 +237,11 @@ class ResponsesReply(ItemsReply):
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         return {**response, **self.paceline}
 
-    def failure(self, fault: Fault) -> list[dict[str, Any]]:
-        code = fault.code if fault.code in ("rate_limit_exceeded", "context_length_exceeded") else "server_error"
-        response = self._response("failed") | {"error": {"code": code, "message": fault.message}}
+    def failure(self, http_error: HttpError) -> list[dict[str, Any]]:
+        code = (
+            http_error.code if http_error.code in ("rate_limit_exceeded", "context_length_exceeded") else "server_error"
+        )
+        response = self._response("failed") | {"error": {"code": code, "message": http_error.message}}
         return [*self.opening(), {"type": "response.failed", "response": {**response, "output": self._output}}]
 
     def _close(self, item: Item, place: dict[str, Any]) -> list[dict[str, Any]]:
@@ -407,11 +275,11 @@ class ResponsesReply(ItemsReply):
         content = [] if is_open else [self._part(item, item.text, self._logprobs)]
         if item.kind is Kind.TEXT:
             return {"type": "message", **head, "role": "assistant", "content": content}
-        if item.kind is Kind.THOUGHT:
-            thought = {"type": "reasoning", **head, "summary": [], "content": content}
+        if item.kind is Kind.REASONING:
+            reasoning = {"type": "reasoning", **head, "summary": [], "content": content}
             if ENCRYPTED in self._request.repeated["include"] and not is_open:
-                thought["encrypted_content"] = THOUGHT_SIGNATURE + base64.b64encode(item.text.encode()).decode()
-            return thought
+                reasoning["encrypted_content"] = REASONING_SIGNATURE + base64.b64encode(item.text.encode()).decode()
+            return reasoning
         name = self._request.tools.renamed.get(item.name, ToolName(item.name))
         call = {**head, "call_id": item.call_id, "name": name.name}
         if name.is_custom:
@@ -420,7 +288,7 @@ class ResponsesReply(ItemsReply):
         return {"type": "function_call", **call, **space, "arguments": item.text}
 
     def _part(self, item: Item, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        if item.kind is Kind.THOUGHT:
+        if item.kind is Kind.REASONING:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 

@@ -27,23 +27,23 @@ export class Answer {
       this.end = chunk;
       return;
     }
-    const thought = choice.delta?.reasoning_content ?? "";
+    const reasoning = choice.delta?.reasoning_content ?? "";
     const content = choice.delta?.content ?? choice.text ?? "";
-    // The first content after a thought begins a paragraph.
-    if (content && !this.text && this.body.querySelector(".thought")) this.body.append("\n\n");
+    // The first content after reasoning begins a paragraph.
+    if (content && !this.text && this.body.querySelector(".reasoning")) this.body.append("\n\n");
     this.text += content;
     this.calls.add(choice.delta?.tool_calls ?? []);
     this.finishReason = choice.finish_reason ?? this.finishReason;
-    if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, thought || content, thought !== "");
+    if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, reasoning || content, reasoning !== "");
     else if (content) this.body.append(element("span", { text: content }));
   }
 
-  #addRound(trace, content, isThought) {
+  #addRound(trace, content, isReasoning) {
     this.lastAt_ms = performance.now();
     if (Number.isNaN(this.firstAt_ms)) this.firstAt_ms = this.lastAt_ms;
     this.traces.push(trace);
     const nodes = makeTokens(trace, content);
-    if (isThought) for (const node of nodes) node.classList.add("thought");
+    if (isReasoning) for (const node of nodes) node.classList.add("reasoning");
     nodes.forEach((node, index) => this.tokens.push({ ...trace.emitted[index], node }));
     // A call's drafts are shown only in the strip.
     const rejected = content === "" && this.calls.made.length > 0 ? [] : makeRejected(trace);
@@ -130,7 +130,7 @@ export class Answer {
     const shown = {
       tokens: [String(tokens), "in the answer"],
       "tokens/s": [fixed(perSecond, 1), "after the first token"],
-      "acceptance length": [fixed(length, 2), "tokens per target forward after the first"],
+      "acceptance length": [fixed(length, 2), "tokens per target forward pass after the first"],
       "acceptance rate": [Number.isFinite(rate) ? `${fixed(100 * rate, 0)} %` : "–", "accepted drafts / proposed drafts"],
       "first token": [Number.isFinite(first_ms) ? `${fixed(first_ms, 0)} ms` : "–", "after the request was received"],
     };

@@ -1,6 +1,6 @@
 // One bar per round: proposed and accepted drafts above, time below.
 
-import { makeTable, summarise } from "./tokens.js";
+import { makeTable, summarize } from "./tokens.js";
 import { element } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -10,7 +10,7 @@ const BAND_PX = 40;
 const GAP_PX = 6;
 // Keeps a single draft's bar short.
 const LEAST_DRAFTS = 4;
-const PARTS = ["target", "draft", "queued", "wire"];
+const PARTS = ["target", "draft", "queued", "rpc"];
 
 export class Strip {
   // `text`: the element that holds the rounds' tokens.
@@ -40,7 +40,7 @@ export class Strip {
     }
     const cover = draw("rect", { class: "cover", x: x - 1, width: STEP_PX, height: 2 * BAND_PX + GAP_PX }, this.covers);
     cover.dataset.round = trace.round;
-    draw("title", {}, cover).textContent = summarise(trace);
+    draw("title", {}, cover).textContent = summarize(trace);
     this.svg.setAttribute("width", x + STEP_PX);
     this.#scale();
     this.box.scrollLeft = this.box.scrollWidth;
@@ -80,7 +80,7 @@ export class Strip {
     for (const node of [...this.text.children, ...this.covers.children]) {
       node.classList.toggle("chosen", node.dataset.round === String(trace.round));
     }
-    this.details.replaceChildren(element("p", { text: summarise(trace) }));
+    this.details.replaceChildren(element("p", { text: summarize(trace) }));
     if (trace.proposed.length) this.details.append(makeTable(trace));
     const left = index * STEP_PX;
     if (left < this.box.scrollLeft || left + STEP_PX > this.box.scrollLeft + this.box.clientWidth) {

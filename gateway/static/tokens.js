@@ -73,12 +73,12 @@ function verdict(trace, index) {
 }
 
 // Describes a round in a sentence.
-export function summarise({ round, drafter, proposed, num_accepted, reason, ms }) {
+export function summarize({ round, drafter, proposed, num_accepted, reason, ms }) {
   const who = DRAFTERS[drafter] ?? drafter;
   const did = proposed.length
     ? `${who} proposed ${proposed.length}, ${num_accepted} accepted`
     : `nothing proposed${reason ? `: ${reason}` : ""}`;
-  const times = ["draft", "target", "queued", "wire"].map((name) => `${name} ${fixed(ms[name], 1)} ms`);
+  const times = ["draft", "target", "queued", "rpc"].map((name) => `${name} ${fixed(ms[name], 1)} ms`);
   return `Round ${round}: ${did}; ${times.join(", ")}`;
 }
 

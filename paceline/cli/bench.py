@@ -12,12 +12,13 @@ from rich.console import Console
 
 from paceline.checks import require
 from paceline.cli import options
+from paceline.cli.command import run
 from paceline.client import AsyncClient, Deployment, Prompt, Tls
 from paceline.errors import ConfigError, InvalidArgument, RequestError
+from paceline.loadtest.load_generator import Extent, LiveProgress, Runner, Workload
 from paceline.loadtest.metrics import Slo, parse_slo
 from paceline.loadtest.page import render
 from paceline.loadtest.report import Point, Report, as_record, first_failures, print_report
-from paceline.loadtest.runner import Extent, LiveProgress, Runner, Workload
 from paceline.loadtest.workload import (
     DEFAULT,
     UNLIMITED,
@@ -32,7 +33,8 @@ from paceline.loadtest.workload import (
     synthetic_prompt,
 )
 from paceline.prompts import read_prompts
-from paceline.sampling import SamplingParams
+from paceline.rpc.channel import COORDINATOR_ADDRESS
+from paceline.sampling_params import SamplingParams
 
 DEFAULT_REQUESTS = 32
 DEFAULT_LENGTHS = "128:64"
@@ -105,7 +107,7 @@ def bench(
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
     lengths, sampling = check_lengths(prompts, synthetic, max_tokens, temperature, seed, ignore_eos)
     plan = BenchPlan(
-        addresses=address or [options.DEFAULT_ADDRESS],
+        addresses=address or [COORDINATOR_ADDRESS],
         loads=choose_loads(concurrency, rate, sweep),
         variants=parse_variants(compare),
         extent=check_extent(requests, duration, warmup),
@@ -117,7 +119,7 @@ def bench(
         slo=None if slo is None else parse_slo(slo),
     )
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
-    report = options.run(measure(plan, described(plan, prompts), key, tls))
+    report = run(measure(plan, described(plan, prompts), key, tls))
     print_report(Console(highlight=False), report)
     _write(json_file, "--json", lambda: json.dumps(as_record(report), indent=1))
     _write(html_file, "--html", lambda: render(report))
@@ -167,7 +169,7 @@ async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = N
     """Runs every load. Raises Unavailable or Unauthenticated naming the coordinator."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncClient(each, key, tls)) for each in plan.addresses]
-        cards = [await client.describe() for client in clients]
+        deployments = [await client.describe() for client in clients]
         variants = [
             Variant(name, await options.resolve_speculation(clients[0], given, plan.sampling))
             for name, given in plan.variants.items()
@@ -176,13 +178,13 @@ async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = N
         counted = plan.extent.requests + plan.extent.warmup
         total = None if plan.extent.requests == UNLIMITED else len(plan.loads) * len(variants) * counted
         with LiveProgress(total) as progress:
-            workload = Workload(_prompts_of(plan, cards), plan.sampling, plan.raw, plan.timeout_s)
+            workload = Workload(_prompts_of(plan, deployments), plan.sampling, plan.raw, plan.timeout_s)
             runner = Runner(clients, workload, progress.count)
             points = []
             for load in plan.loads:
                 progress.show_load(load.label)
                 points.append(Point.of(load, await runner.run(load, variants, plan.extent), plan.slo))
-    return Report(began, _deployment(cards[0]), settings, plan.slo, points)
+    return Report(began, _deployment(deployments[0]), settings, plan.slo, points)
 
 
 def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
@@ -202,19 +204,19 @@ def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
     }
 
 
-def _deployment(card: Deployment) -> dict[str, str]:
-    models = {"target": card.target, **({"draft": card.draft} if card.draft is not None else {})}
+def _deployment(deployment: Deployment) -> dict[str, str]:
+    models = {"target": deployment.target, **({"draft": deployment.draft} if deployment.draft is not None else {})}
     shown = {role: f"{model.name} ({model.dtype}, {model.device})" for role, model in models.items()}
-    return {**shown, "version": card.version}
+    return {**shown, "version": deployment.version}
 
 
-def _prompts_of(plan: BenchPlan, cards: list[Deployment]) -> Callable[[int, str], Prompt]:
+def _prompts_of(plan: BenchPlan, deployments: list[Deployment]) -> Callable[[int, str], Prompt]:
     """Raises InvalidArgument if lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts
         return lambda index, name: listed[index % len(listed)]
-    plan.lengths.check(min(card.target.max_model_len for card in cards))
-    token_ids = range(min(card.target.vocab_size for card in cards))
+    plan.lengths.check(min(deployment.target.max_model_len for deployment in deployments))
+    token_ids = range(min(deployment.target.vocab_size for deployment in deployments))
     # Each variant gets its own prompts, which no other variant has left in a prefix cache.
     return lambda index, name: synthetic_prompt(plan.lengths.prompt, token_ids, f"{plan.sampling.seed} {name} {index}")
 

@@ -6,12 +6,14 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.printing import ThoughtPrinter, coloured, legend
+from paceline.cli.command import naming_the_flag
+from paceline.cli.printing import VISIBLE, ReasoningPrinter, colored, legend
 from paceline.client import Client, Completion
 from paceline.errors import ConfigError, InvalidArgument, RequestError
-from paceline.formats import OutputFormat
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.output_format import OutputFormat
+from paceline.rpc.channel import COORDINATOR_ADDRESS
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 with contextlib.suppress(ImportError):
     # Gives input() line editing and a history.
@@ -21,7 +23,7 @@ HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation; Ctrl-C du
 
 
 def chat(
-    address: options.Address = options.DEFAULT_ADDRESS,
+    address: options.Address = COORDINATOR_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
@@ -49,7 +51,7 @@ def chat(
     entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
     draft_temperature: options.DraftTemperature = None,
-    draft: options.DraftName = "",
+    draft_model: options.DraftName = "",
 ) -> None:
     """Talks with the target model. An empty line, Ctrl-D or Ctrl-C ends the conversation."""
     sampling = SamplingParams(
@@ -58,12 +60,12 @@ def chat(
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(
-        speculation, drafter, length, rule, draft_temperature=draft_temperature, draft=draft
+        speculation, drafter, length, rule, draft_temperature=draft_temperature, draft_model=draft_model
     )
     format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     # The synchronous client: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
-    with options.naming_the_flag(), Client(address, key, tls) as client:
+    with naming_the_flag(), Client(address, key, tls) as client:
         # Before the user writes anything, so that an unreachable coordinator is reported now.
         description = client.describe()
         if description.tokenizer.chat_template is None:
@@ -99,26 +101,26 @@ class ChatSession:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def banner(self, model: str) -> None:
-        self._console.print(f"{model}. {HOW_TO_LEAVE}", style="dim", markup=False)
+        self._console.print(f"{model.translate(VISIBLE)}. {HOW_TO_LEAVE}", style="dim", markup=False)
         if self._console.is_terminal and not self._console.no_color:
             self._console.print(legend(self._format is not None))
 
     def answer(self, question: str) -> None:
         """Streams an answer until it ends or the user stops it. Drops a question that is refused."""
         self._messages.append({"role": "user", "content": question})
-        answer, mark, thoughts = Completion(), "", ThoughtPrinter(self._console)
+        answer, mark, reasoning_printer = Completion(), "", ReasoningPrinter(self._console)
         try:
-            pieces = self._client.stream(self._messages, self._sampling, self._speculation, format=self._format)
-            with contextlib.closing(pieces):
-                for piece in pieces:
-                    answer.add(piece)
-                    thoughts.piece(piece)
-                    self._console.print(coloured(piece), end="")
+            chunks = self._client.stream(self._messages, self._sampling, self._speculation, format=self._format)
+            with contextlib.closing(chunks):
+                for chunk in chunks:
+                    answer.add(chunk)
+                    reasoning_printer.chunk(chunk)
+                    self._console.print(colored(chunk, self._console), end="")
             mark = self._mark(answer)
         except KeyboardInterrupt:
             mark = "[ended by Ctrl-C]"
         except RequestError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print("error:", str(error).translate(VISIBLE), file=sys.stderr)
         self._console.print(f" {mark}\n" if mark else "\n", style="dim", markup=False)
         if answer.text:
             self._messages.append({"role": "assistant", "content": answer.text})

@@ -1,10 +1,18 @@
-"""Commands of `paceline`: their help, and settings without a flag."""
+"""Commands of `paceline`: their help, settings without a flag, and hints if no coordinator answers."""
 
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import typer
 
+from paceline.errors import Unauthenticated, Unavailable, Unreachable
+from paceline.keys import ENVIRONMENT
+from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.settings import TOML_FILE
+
+T = TypeVar("T")
 
 # The panel of options that --help lists last. Typer shows panels in frames only, which cut long names.
 ADVANCED = "Advanced options"
@@ -49,3 +57,22 @@ class Command(typer.core.TyperCommand):
 
 def field_of(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    with naming_the_flag():
+        return asyncio.run(main)
+
+
+@contextlib.contextmanager
+def naming_the_flag() -> Iterator[None]:
+    """Names the flag that may help if no coordinator answers or it refuses the key."""
+    try:
+        yield
+    except Unauthenticated as error:
+        raise Unauthenticated(f"{error} (set a key with --api-key-file FILE or ${ENVIRONMENT})") from None
+    except Unreachable as error:
+        hint = (
+            f"is `paceline up` running? --address sets another address, --tls-ca or ${TLS_ENVIRONMENT.ca} turns on TLS"
+        )
+        raise Unavailable(f"{error} ({hint})") from None

@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.catalog.table import PAIRS
+from paceline.catalog.known_models import PAIRS
 from paceline.checks import require
 from paceline.cli import options
+from paceline.cli.command import run
 from paceline.cli.models import fetch_all
-from paceline.cli.printing import coloured, legend, print_stats, tokens_per_second
+from paceline.cli.printing import colored, legend, print_stats, tokens_per_second
 from paceline.cli.services import Services, make_socket_folder
 from paceline.cli.stack import Stack, make_stack
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 # One that the model answers freely, and one whose answer is mostly in the prompt.
 FREE = "What is the capital of France, and what is it famous for?"
@@ -76,9 +77,9 @@ def demo(
     with make_socket_folder("paceline-demo-") as folder:
         # No recent responses: the prompt is repeated, and must not be drafted from its own response.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
-        stack = make_stack(target, draft, coordinator={"listen": address, "recent_tokens": 0})
+        stack = make_stack(target, draft, coordinator={"listen": address, "suffix_cache_tokens": 0})
         fetch_all(stack.models)
-        options.run(_run(stack, prompts, sampling, speculative))
+        run(_run(stack, prompts, sampling, speculative))
 
 
 async def _run(
@@ -108,9 +109,9 @@ async def compare(
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
     answer = Completion()
-    async for piece in client.stream(prompt, sampling, speculative):
-        answer.add(piece)
-        console.print(coloured(piece), end="", soft_wrap=True)
+    async for chunk in client.stream(prompt, sampling, speculative):
+        answer.add(chunk)
+        console.print(colored(chunk, console), end="", soft_wrap=True)
     console.print("\n")
     console.print(legend(), end="\n\n")
     runs: dict[bool, list[Completion]] = {False: [], True: []}

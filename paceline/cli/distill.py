@@ -7,7 +7,7 @@ import typer
 from paceline.checks import require
 from paceline.cli import options
 from paceline.prompts import read_prompts
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 MIN_TOKENS = 1000
 DEFAULT_TOKENS = 5_000_000
@@ -15,7 +15,7 @@ DEFAULT_TOKENS = 5_000_000
 WRITING_SHARE = 1 / 3
 MIN_BATCH_TOKENS = 512
 DIVERGENCES = ("kl", "overlap", "kl-overlap")
-# Share of the training after which kl-overlap minimises the overlap.
+# Share of the training after which kl-overlap minimizes the overlap.
 OVERLAP_FROM = 0.75
 DEVICES = ("cpu", "cuda")
 
@@ -25,7 +25,7 @@ def distill(
         str, typer.Option(help="target model to train a draft model for, as for a server's --model")
     ] = "smollm2-135m",
     layers: Annotated[int, typer.Option(help="number of layers of the draft model")] = 4,
-    begin_with: Annotated[
+    init_from: Annotated[
         str | None,
         typer.Option(help="model whose first and last layers to start from, such as a draft model; default: TARGET"),
     ] = None,
@@ -62,11 +62,11 @@ def distill(
         typer.Option(
             min=0,
             max=MAX_DRAFT_TOKENS - 1,
-            help="further tokens to propose in the same forward; 0: propose step by step",
+            help="further tokens to propose in the same forward pass; 0: propose step by step",
         ),
     ] = 0,
-    at_once: Annotated[int, typer.Option(min=1, help="conversations that the target writes at once")] = 128,
-    held_out: Annotated[
+    concurrency: Annotated[int, typer.Option(min=1, help="conversations that the target writes concurrently")] = 128,
+    eval_prompts: Annotated[
         Path | None,
         typer.Option(help="a file of prompts to evaluate on, formatted as --prompts; reported by `category`"),
     ] = None,
@@ -85,7 +85,7 @@ def distill(
     require(batch_tokens >= MIN_BATCH_TOKENS, "batch_tokens", batch_tokens, f"at least {MIN_BATCH_TOKENS}")
     require(0 < learning_rate < 1, "learning_rate", learning_rate, "in (0, 1)")
     asked = [] if prompts is None else read_prompts("--prompts", prompts)
-    questions = [] if held_out is None else read_prompts("--held-out", held_out)
+    questions = [] if eval_prompts is None else read_prompts("--eval-prompts", eval_prompts)
     # Imports torch, which takes seconds.
     from paceline.distillation.command import run
     from paceline.distillation.loss import Divergence
@@ -106,7 +106,9 @@ def distill(
     )
     run(
         out,
-        DistillConfig(target, layers, begin_with or target, writing, plan, device, head_size, at_once, num_masks=masks),
+        DistillConfig(
+            target, layers, init_from or target, writing, plan, device, head_size, concurrency, num_masks=masks
+        ),
         asked,
         questions,
         threads,

@@ -10,16 +10,18 @@ import typer
 
 from paceline.checks import require
 from paceline.cli import options
+from paceline.cli.command import run
 from paceline.cli.printing import Answer, Printer, TracePrinter, write_record
-from paceline.client import AsyncClient, Piece, Prompt, RequestOptions
+from paceline.client import AsyncClient, Chunk, Prompt, RequestOptions
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts
-from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.rpc.channel import COORDINATOR_ADDRESS
+from paceline.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from paceline.speculation_params import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class GenerateArgs:
     connect: Callable[[], AsyncClient]
     records: list[PromptRecord]
     sampling: SamplingParams
@@ -36,7 +38,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="prompt; - or none: read it from stdin", show_default=False)
     ] = None,
-    address: options.Address = options.DEFAULT_ADDRESS,
+    address: options.Address = COORDINATOR_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
@@ -78,7 +80,7 @@ def generate(
     rule: options.RuleName = None,
     lenience: options.Lenience = None,
     draft_temperature: options.DraftTemperature = None,
-    draft: options.DraftName = "",
+    draft_model: options.DraftName = "",
     prediction: Annotated[
         Path | None,
         typer.Option(help="file with the expected output, a source of drafts", rich_help_panel=options.ADVANCED),
@@ -111,7 +113,7 @@ def generate(
         beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature, draft)
+    given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature, draft_model)
     format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")
@@ -124,8 +126,8 @@ def generate(
     with contextlib.ExitStack() as stack:
         traces = None if trace_json is None else stack.enter_context(open_to_write("--trace-json", trace_json))
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
-        order = Order(connect, wanted, sampling, given, raw, concurrency, more, traces)
-        options.run(_run(order, printer))
+        args = GenerateArgs(connect, wanted, sampling, given, raw, concurrency, more, traces)
+        run(_run(args, printer))
 
 
 def one_prompt(argument: str | None) -> str:
@@ -152,28 +154,28 @@ def open_to_write(name: str, path: Path) -> TextIO:
         raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
 
 
-async def _run(order: Order, printer: Printer) -> None:
-    async with order.connect() as client:
-        speculation = await options.resolve_speculation(client, order.given, order.sampling)
-        slots = asyncio.Semaphore(order.concurrency)
+async def _run(args: GenerateArgs, printer: Printer) -> None:
+    async with args.connect() as client:
+        speculation = await options.resolve_speculation(client, args.given, args.sampling)
+        slots = asyncio.Semaphore(args.concurrency)
         # One queue per prompt and sample.
         queues: list[list[asyncio.Queue[Any]]] = [
-            [asyncio.Queue() for _ in range(order.sampling.n)] for _ in order.records
+            [asyncio.Queue() for _ in range(args.sampling.n)] for _ in args.records
         ]
         tasks = [
-            asyncio.create_task(_generate_into(samples, slots, client, record.prompt, order, speculation))
-            for samples, record in zip(queues, order.records, strict=True)
+            asyncio.create_task(_generate_into(samples, slots, client, record.prompt, args, speculation))
+            for samples, record in zip(queues, args.records, strict=True)
         ]
         try:
-            for index, record in enumerate(order.records):
+            for index, record in enumerate(args.records):
                 for choice, queue in enumerate(queues[index]):
                     answer = Answer(index, choice, record)
                     printer.begin(answer)
-                    async for piece in _drain(queue):
-                        answer.completion.add(piece)
-                        printer.piece(piece)
-                        if order.traces is not None:
-                            write_record(order.traces, answer, piece)
+                    async for chunk in _drain(queue):
+                        answer.completion.add(chunk)
+                        printer.chunk(chunk)
+                        if args.traces is not None:
+                            write_record(args.traces, answer, chunk)
                     if answer.completion.finish is None:
                         # Raises what ended it early.
                         await tasks[index]
@@ -184,20 +186,20 @@ async def _run(order: Order, printer: Printer) -> None:
 
 
 async def _generate_into(
-    samples: list[asyncio.Queue[Any]], slots: asyncio.Semaphore, client: AsyncClient, prompt: Prompt, order: Order,
+    samples: list[asyncio.Queue[Any]], slots: asyncio.Semaphore, client: AsyncClient, prompt: Prompt, args: GenerateArgs,
     speculation: SpeculationParams | None,
 ) -> None:  # fmt: skip
     try:
         async with slots:
-            async for piece in client.stream(prompt, order.sampling, speculation, order.raw, **order.options):
-                samples[piece.index].put_nowait(piece)
+            async for chunk in client.stream(prompt, args.sampling, speculation, args.raw, **args.options):
+                samples[chunk.index].put_nowait(chunk)
     finally:
         for queue in samples:
             queue.put_nowait(None)
 
 
-async def _drain(queue: asyncio.Queue[Any]) -> AsyncIterator[Piece]:
-    while (piece := await queue.get()) is not None:
-        yield piece
-        if piece.finish is not None:
+async def _drain(queue: asyncio.Queue[Any]) -> AsyncIterator[Chunk]:
+    while (chunk := await queue.get()) is not None:
+        yield chunk
+        if chunk.finish is not None:
             return

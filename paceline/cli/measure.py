@@ -6,8 +6,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from paceline.client import AsyncClient, Completion, Prompt
 from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 # Draft tokens per round.
 MEASURED_K = 4
@@ -29,7 +29,7 @@ BUILT_IN_PROMPTS: list[Prompt] = [
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results at `k` drafts per round, one generation at a time. Costs in plain target forwards."""
+    """Results at `k` drafts per round, one generation at a time. Costs in plain target forward passes."""
 
     k: int
     # Accepted / (accepted + rejected); drafts after a rejection or the end of the text count as neither.
@@ -37,12 +37,12 @@ class Measured:
     # A draft step.
     draft_cost: float
     # A round's messages, event loops and queueing.
-    wire: float
-    # A forward that verifies k drafts; 1 in theory.
+    rpc_cost: float
+    # A forward pass that verifies k drafts; 1 in theory.
     verify_cost: float
     # Speed over the same services without speculation.
     speedup: float
-    # A plain target forward, in milliseconds.
+    # A plain target forward pass, in milliseconds.
     target_ms: float
     accepted: int
     decided: int
@@ -75,7 +75,7 @@ class Tally:
         self.proposed += sign * finish.speculation.proposed
         self.draft_ms += sign * finish.timing.draft_ms
         self.target_ms += sign * finish.timing.target_ms
-        self.between_ms += sign * (finish.timing.queued_ms + finish.timing.wire_ms)
+        self.between_ms += sign * (finish.timing.queued_ms + finish.timing.rpc_ms)
 
     def add_decisions(self, completion: Completion) -> None:
         self.accepted += completion.origins.count("A")
@@ -131,7 +131,7 @@ def conclude(ahead: Tally, plain: Tally) -> Measured:
         k=MEASURED_K,
         alpha=ahead.accepted / decided,
         draft_cost=step_ms / forward_ms,
-        wire=max(0.0, ahead.between_ms / ahead.rounds / forward_ms),
+        rpc_cost=max(0.0, ahead.between_ms / ahead.rounds / forward_ms),
         verify_cost=ahead.target_ms / ahead.rounds / forward_ms,
         speedup=(plain.round_ms / plain.tokens) / (ahead.round_ms / ahead.tokens),
         target_ms=forward_ms,

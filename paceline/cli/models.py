@@ -8,8 +8,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.catalog.pull import Spoken, Watch, find_packaged, is_here, kept_bytes, megabytes, path_of, resolve
-from paceline.catalog.table import MODELS, Model, OwnFolder, PackagedFile, PublishedFile
+from paceline.catalog.known_models import MODELS, Model, OwnFolder, PackagedFile, PublishedFile
+from paceline.catalog.pull import (
+    DownloadProgress,
+    TextProgress,
+    find_packaged,
+    is_here,
+    kept_bytes,
+    megabytes,
+    path_of,
+    resolve,
+)
 from paceline.catalog.transfer import size_of
 from paceline.checks import require
 
@@ -31,10 +40,10 @@ def fetch(name: str) -> object:
     """Returns a known model's path, after fetching what is missing; None for other names. Raises ConfigError."""
     model = MODELS.get(name)
     if not isinstance(model, PublishedFile) or is_here(model):
-        return resolve(name, Watch())
+        return resolve(name, DownloadProgress())
     console = Console(stderr=True)
     if not console.is_terminal:
-        return resolve(name, Spoken(lambda line: print(line, file=sys.stderr, flush=True)))
+        return resolve(name, TextProgress(lambda line: print(line, file=sys.stderr, flush=True)))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,7 +61,7 @@ def fetch_all(names: Iterable[str]) -> None:
         fetch(name)
 
 
-class _Bar(Watch):
+class _Bar(DownloadProgress):
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
@@ -67,17 +76,17 @@ class _Bar(Watch):
 
 
 def models() -> None:
-    """Lists the models known by name, their licences, and which of them are on this machine.
+    """Lists the models known by name, their licenses, and which of them are on this machine.
 
     `paceline pull MODEL` fetches one into PACELINE_CACHE_DIR; so does a server that is started with its name.
     """
-    rows = [("model", "size", "licence", "here")]
+    rows = [("model", "size", "license", "here")]
     for name, model in MODELS.items():
         size_bytes, state = _state(name, model)
-        rows.append((name, megabytes(size_bytes) if size_bytes else "", model.licence, state))
+        rows.append((name, megabytes(size_bytes) if size_bytes else "", model.license, state))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, size, licence, state in rows:
-        print(f"{name:{widths[0]}}  {size:>{widths[1]}}  {licence:{widths[2]}}  {state}")
+    for name, size, license, state in rows:
+        print(f"{name:{widths[0]}}  {size:>{widths[1]}}  {license:{widths[2]}}  {state}")
 
 
 def _state(name: str, model: Model) -> tuple[int, str]:

@@ -3,9 +3,7 @@
 An option with the panel ADVANCED is listed last in `--help`. A hidden option has no flag (see `paceline.cli.command`).
 """
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,14 +12,14 @@ import typer
 from paceline.checks import require
 from paceline.cli.command import ADVANCED
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument, Unauthenticated, Unavailable, Unreachable
-from paceline.formats import OutputFormat
+from paceline.errors import InvalidArgument
 from paceline.keys import ENVIRONMENT, check_key
-from paceline.rpc.channel import check_address
+from paceline.output_format import OutputFormat
+from paceline.rpc.channel import COORDINATOR_ADDRESS, check_address
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
-from paceline.sampling import SamplingParams
-from paceline.speculation import (
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import (
     Drafter,
     DraftLength,
     Rule,
@@ -31,7 +29,6 @@ from paceline.speculation import (
 
 T = TypeVar("T")
 
-DEFAULT_ADDRESS = "127.0.0.1:50050"
 PROMPT_FORMS = "JSON lines or a JSON list, with `prompt`, `messages`, `turns` (the first) or `conversations`"
 
 
@@ -51,7 +48,7 @@ Addresses = Annotated[
     list[str] | None,
     typer.Option(
         "--address",
-        help=f"a coordinator's HOST:PORT or unix:PATH; repeat to spread requests; default: {DEFAULT_ADDRESS}",
+        help=f"a coordinator's HOST:PORT or unix:PATH; repeat to spread requests; default: {COORDINATOR_ADDRESS}",
         callback=_checked_address,
     ),
 ]
@@ -159,7 +156,7 @@ def given_speculation(
     rule: str | None,
     lenience: float | None = None,
     draft_temperature: float | None = None,
-    draft: str = "",
+    draft_model: str = "",
 ) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if speculation is not None:
@@ -174,8 +171,8 @@ def given_speculation(
         given["lenience"] = lenience
     if draft_temperature is not None:
         given["draft_temperature"] = draft_temperature
-    if draft:
-        given["draft"] = draft
+    if draft_model:
+        given["draft_model"] = draft_model
     return given
 
 
@@ -184,25 +181,6 @@ async def resolve_speculation(
 ) -> SpeculationParams | None:
     """Merges the given fields into the coordinator's defaults. Raises InvalidArgument."""
     return (await client.describe()).defaults.overruled_by(given, sampling) if given else None
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    with naming_the_flag():
-        return asyncio.run(main)
-
-
-@contextlib.contextmanager
-def naming_the_flag() -> Iterator[None]:
-    """Names the flag that may help if no coordinator answers or it refuses the key."""
-    try:
-        yield
-    except Unauthenticated as error:
-        raise Unauthenticated(f"{error} (set a key with --api-key-file FILE or ${ENVIRONMENT})") from None
-    except Unreachable as error:
-        hint = (
-            f"is `paceline up` running? --address sets another address, --tls-ca or ${TLS_ENVIRONMENT.ca} turns on TLS"
-        )
-        raise Unavailable(f"{error} ({hint})") from None
 
 
 def read_key(path: Path | None) -> str | None:

@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.control import strip_control_codes
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from paceline.client import Completion, Finish, Piece, RoundTrace, TracedDraft
+from paceline.client import Chunk, Completion, Finish, RoundTrace, TracedDraft
 from paceline.prompts import PromptRecord
 
 
@@ -43,11 +42,13 @@ def print_stats(completions: list[Completion], title: str = "rounds") -> None:
             table.add_row(f"  position {position}", f"{rate:.0%}")
         mean = sum(f.speculation.mean_acceptance_length * f.speculation.rounds for f in finishes) / max(1, rounds)
         table.add_row("mean acceptance length", f"{mean:.2f} tokens")
-    for name in ("ttft", "total", "draft", "target", "queued", "wire"):
+    for name in ("ttft", "total", "draft", "target", "queued", "rpc"):
         value = sum(getattr(finish.timing, f"{name}_ms") for finish in finishes) / len(finishes)
         label = "time to first token" if name == "ttft" else f"time, {name}"
         table.add_row(label, f"{value:.0f} ms")
-    synthetic = [f.speculation.synthetic_acceptance for f in finishes if f.speculation.synthetic_acceptance is not None]
+    synthetic = [
+        f.speculation.synthetic_acceptance_rate for f in finishes if f.speculation.synthetic_acceptance_rate is not None
+    ]
     if synthetic:
         table.add_row("synthetic acceptance", f"{synthetic[0]:g} (accepted at random: not real text)")
     if lenience := next((f.speculation.lenience for f in finishes if f.speculation.lenience), None):
@@ -70,7 +71,7 @@ def _per_position(finishes: list[Finish]) -> list[float]:
     return rates
 
 
-# Name and colour of each origin.
+# Name and color of each origin.
 ORIGINS = {
     "A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", ""),
     "F": ("forced by the format", "bright_black"),
@@ -78,25 +79,40 @@ ORIGINS = {
 HEADER_CHARACTERS = 60
 
 
-def coloured(piece: Piece) -> Segments:
-    """Colors tokens by origin. Returns Segments, since Text expands tabs."""
-    parts = ((strip_control_codes(text), ORIGINS[origin][1]) for text, origin in piece.parts)
+# Control characters but for line ends and tabs, as `less` shows them.
+VISIBLE = {code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"} | {
+    code: f"<U+{code:04X}>" for code in range(128, 160)
+}
+
+
+def printable(text: str, console: Console) -> str:
+    """Returns what may be written to a console: on a terminal, control characters in a visible form.
+
+    A model could move the cursor with them, name the window or write to the clipboard. Files get the text as it is.
+    """
+    return text.translate(VISIBLE) if console.is_terminal or console.file.isatty() else text
+
+
+def colored(chunk: Chunk, console: Console) -> Segments:
+    """Colors tokens by origin. Returns Segments, since Text expands tabs and leaves characters out."""
+    parts = ((printable(text, console), ORIGINS[origin][1]) for text, origin in chunk.parts)
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
-class ThoughtPrinter:
-    """Prints an answer's thought in grey, and a blank line before what follows it."""
+class ReasoningPrinter:
+    """Prints an answer's reasoning in gray, and a blank line before what follows it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._is_inside = False
 
-    def piece(self, piece: Piece) -> None:
-        """Call before the piece's text is printed."""
-        if piece.reasoning:
+    def chunk(self, chunk: Chunk) -> None:
+        """Call before the chunk's text is printed."""
+        if chunk.reasoning:
             self._is_inside = True
-            self._console.print(Text(strip_control_codes(piece.reasoning), "dim"), end="")
-        if piece.text and self._is_inside:
+            reasoning = Segment(printable(chunk.reasoning, self._console), Style.parse("dim"))
+            self._console.print(Segments([reasoning]), end="")
+        if chunk.text and self._is_inside:
             self._is_inside = False
             self._console.print("\n")
 
@@ -127,14 +143,14 @@ class Printer:
         self._with_headers = with_headers and not as_json
         self._console = Console(highlight=False, soft_wrap=True)
         self._color = color and not as_json and self._console.is_terminal and not self._console.no_color
-        self._thoughts = ThoughtPrinter(self._console)
+        self._reasoning = ReasoningPrinter(self._console)
         self._is_first = True
         if self._color:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend(has_format))
 
     def begin(self, answer: Answer) -> None:
-        # The answer before may have been cut inside its thought.
-        self._thoughts = ThoughtPrinter(self._console)
+        # The answer before may have been cut inside its reasoning.
+        self._reasoning = ReasoningPrinter(self._console)
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())
@@ -144,17 +160,17 @@ class Printer:
             words = (cut.rpartition(" ")[0] or cut[:-1]) + "…"
         sample = f", sample {answer.choice + 1}" if answer.choice else ""
         print("" if self._is_first else "\n", end="")
-        print(f"--- {answer.index + 1}{sample}: {words}", flush=True)
+        print(f"--- {answer.index + 1}{sample}: {printable(words, self._console)}", flush=True)
         self._is_first = False
 
-    def piece(self, piece: Piece) -> None:
+    def chunk(self, chunk: Chunk) -> None:
         if self._as_json:
             return
-        self._thoughts.piece(piece)
+        self._reasoning.chunk(chunk)
         if self._color:
-            self._console.print(coloured(piece), end="")
+            self._console.print(colored(chunk, self._console), end="")
         else:
-            print(piece.text, end="", flush=True)
+            print(printable(chunk.text, self._console), end="", flush=True)
 
     def end(self, answer: Answer) -> None:
         if self._as_json:
@@ -189,7 +205,7 @@ def as_record(answer: Answer) -> dict[str, Any]:
     }
 
 
-# Sign and colour of each kind of token in a trace.
+# Sign and color of each kind of token in a trace.
 ACCEPTED, REJECTED, CORRECTED, OWN, UNDECIDED = ("+", "green"), ("-", "red"), (">", "blue"), ("*", ""), ("~", "dim")
 FORCED = ("=", "dim")
 LEGEND = {
@@ -212,67 +228,67 @@ class TracePrinter(Printer):
         names = (Text.assemble((f"{kind[0]} {name}", kind[1])) for kind, name in shown)
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(", ").join(names))
 
-    def piece(self, piece: Piece) -> None:
-        self._lines.print(line(piece))
+    def chunk(self, chunk: Chunk) -> None:
+        self._lines.print(line(chunk))
 
 
-def line(piece: Piece) -> Text:
-    trace = _trace_of(piece)
+def line(chunk: Chunk) -> Text:
+    trace = _trace_of(chunk)
     done = [draft for draft in trace.proposed if draft.p is not None]
     figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
     if trace.entropies:
         allowed = " ".join(map(str, trace.allowed_draft_tokens))
         figures.append(f"H {_row(trace.entropies)} | smoothed {_row(trace.smoothed_entropies)} | allows {allowed}")
-    times = {"draft": trace.draft_us, "target": trace.target_us, "queued": trace.queued_us, "wire": trace.wire_us}
+    times = {"draft": trace.draft_us, "target": trace.target_us, "queued": trace.queued_us, "rpc": trace.rpc_us}
     figures.append(", ".join(f"{name} {us / 1e3:.1f}" for name, us in times.items()) + " ms")
     who = trace.drafter if trace.proposed else trace.reason
     head = f"{trace.round:>4} | k {trace.draft_tokens:<2} {who} | "
-    return Text.assemble(head, Text(" ").join(_tokens(piece, trace)), " | ", " | ".join(figures))
+    return Text.assemble(head, Text(" ").join(_tokens(chunk, trace)), " | ", " | ".join(figures))
 
 
-def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
+def write_record(file: TextIO, answer: Answer, chunk: Chunk) -> None:
     record = {
         "index": answer.index,
-        "choice": piece.index,
-        **asdict(_trace_of(piece)),
-        "token_ids": piece.token_ids,
-        "text": piece.text,
+        "choice": chunk.index,
+        **asdict(_trace_of(chunk)),
+        "token_ids": chunk.token_ids,
+        "text": chunk.text,
     }
     print(json.dumps(record), file=file, flush=True)
 
 
-def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
+def _tokens(chunk: Chunk, trace: RoundTrace) -> list[Text]:
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
     # The target's own token; only forced tokens follow it.
-    own = next((index for index, origin in enumerate(piece.origins) if origin in "RBT"), None)
+    own = next((index for index, origin in enumerate(chunk.origins) if origin in "RBT"), None)
     if own is None:
         # A draft ended the text.
         return found + [_token(UNDECIDED, draft.text) for draft in rest]
-    text = _own_text(piece, trace, own)
-    forced = [_token(FORCED, part) for part, origin in piece.parts if origin == "F"]
+    text = _own_text(chunk, trace, own)
+    forced = [_token(FORCED, part) for part, origin in chunk.parts if origin == "F"]
     if not rest:
         return [*found, _token(OWN, text), *forced]
     undecided = [_token(UNDECIDED, draft.text) for draft in rest[1:]]
     return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, text), *forced, *undecided]
 
 
-def _own_text(piece: Piece, trace: RoundTrace, own: int) -> str:
+def _own_text(chunk: Chunk, trace: RoundTrace, own: int) -> str:
     rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
     if rejected is not None and rejected.target_text is not None:
         return rejected.target_text
-    return [text for text, _ in piece.parts][own] or f"[{piece.token_ids[own]}]"
+    return [text for text, _ in chunk.parts][own] or f"[{chunk.token_ids[own]}]"
 
 
 def _token(kind: tuple[str, str], text: str) -> Text:
     shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
-    return Text(kind[0] + shown.replace(" ", "·"), kind[1])
+    return Text(kind[0] + shown.replace(" ", "·").translate(VISIBLE), kind[1])
 
 
 def _row(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
-def _trace_of(piece: Piece) -> RoundTrace:
-    assert piece.trace is not None, "it was asked for"
-    return piece.trace
+def _trace_of(chunk: Chunk) -> RoundTrace:
+    assert chunk.trace is not None, "it was asked for"
+    return chunk.trace

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.backoff import Backoff
 from paceline.cli.stack import Stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import check_address
@@ -25,11 +26,11 @@ MAX_LINE_BYTES = 65536
 _REASON = re.compile(r"error: |paceline\.errors\.\w+: ")
 
 
-class LastWords:
+class ExitReason:
     def __init__(self) -> None:
         self._line, self._reason = "", ""
 
-    def hear(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         self._line = line or self._line
         if begin := _REASON.match(line):
             self._reason = line[begin.end() :]
@@ -71,7 +72,7 @@ LogLine = Callable[[str, str], None]
 
 
 @dataclass(slots=True)
-class Process:
+class Service:
     name: str
     arguments: list[str]
     # How to call it.
@@ -80,14 +81,14 @@ class Process:
     # Tells it apart, in health checks, from another process at its address.
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     process: asyncio.subprocess.Process | None = None
-    last_words: LastWords = field(default_factory=LastWords)
+    exit_reason: ExitReason = field(default_factory=ExitReason)
 
     def is_serving(self) -> bool:
         """Whether this process, not another, answers health checks at its address."""
         return is_serving(self.address, 1.0, f"instance.{self.instance}", self.tls)
 
 
-class HttpProcess(Process):
+class HttpService(Service):
     def is_serving(self) -> bool:
         return instance_at(self.address, 1.0, self.tls) == self.instance
 
@@ -115,7 +116,7 @@ class Services:
         self._log_line = log_line
         self._folder = make_socket_folder("paceline-")
         self._tasks: list[asyncio.Task[None]] = []
-        self._processes = list(self._plan(stack))
+        self._services = list(self._plan(stack))
         self.address = stack.listen
         self.tls = stack.tls
         # None without a gateway.
@@ -123,12 +124,12 @@ class Services:
 
     async def __aenter__(self) -> "Services":
         try:
-            models = [each for each in self._processes if each.name not in ("coordinator", "gateway")]
+            models = [each for each in self._services if each.name not in ("coordinator", "gateway")]
             async with asyncio.TaskGroup() as starting:
-                for process in models:
-                    starting.create_task(self._start(process))
-            for process in self._processes[len(models) :]:
-                await self._start(process)
+                for service in models:
+                    starting.create_task(self._start(service))
+            for service in self._services[len(models) :]:
+                await self._start(service)
         except BaseException as error:
             await self.stop()
             raise _first(error) from None
@@ -139,27 +140,27 @@ class Services:
 
     async def watch(self) -> None:
         """Restarts services that die, with exponential backoff."""
-        await asyncio.gather(*(self._keep_running(process) for process in self._processes))
+        await asyncio.gather(*(self._keep_running(service) for service in self._services))
 
     @property
     def pids(self) -> dict[str, int]:
-        return {service.name: service.process.pid for service in self._processes if service.process is not None}
+        return {service.name: service.process.pid for service in self._services if service.process is not None}
 
     @property
     def addresses(self) -> dict[str, str]:
-        return {service.name: service.address for service in self._processes}
+        return {service.name: service.address for service in self._services}
 
     async def stop(self) -> None:
         """Stops clients before servers, so that generations end in order."""
-        for process in reversed(self._processes):
-            await _end(process)
+        for service in reversed(self._services):
+            await _end(service)
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._folder.cleanup()
 
-    def _plan(self, stack: Stack) -> Iterator[Process]:
+    def _plan(self, stack: Stack) -> Iterator[Service]:
         folder = Path(self._folder.name)
         lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_device else []
         kinds = {"target": (stack.num_targets, stack.target), "draft": (stack.num_drafts, stack.draft or [])}
@@ -168,16 +169,16 @@ class Services:
             names = [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
             listens = [f"unix:{folder / name}.sock" for name in names]
             for name, listen in zip(names, listens, strict=True):
-                yield Process(name, [f"{kind}_server", *given, "--listen", listen, *lock], listen, stack.models_tls)
+                yield Service(name, [f"{kind}_server", *given, "--listen", listen, *lock], listen, stack.models_tls)
             addresses += [f"--{kind}", ",".join(listens) or "none"]
         flags, called = [*stack.coordinator, *addresses], called_at(stack.listen)
-        yield Process("coordinator", ["coordinator", *flags], called, stack.tls)
+        yield Service("coordinator", ["coordinator", *flags], called, stack.tls)
         if stack.gateway is not None:
             flags = [*stack.gateway, "--coordinators", called]
-            yield HttpProcess("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
+            yield HttpService("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
 
-    async def _start(self, service: Process) -> None:
-        service.last_words = LastWords()
+    async def _start(self, service: Service) -> None:
+        service.exit_reason = ExitReason()
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -190,28 +191,28 @@ class Services:
         while not await asyncio.to_thread(service.is_serving):
             if (status := service.process.returncode) is not None:
                 await asyncio.sleep(LOG_GRACE_S)
-                raise ConfigError(f"the {service.name} did not start: {service.last_words.of(status)}")
+                raise ConfigError(f"the {service.name} did not start: {service.exit_reason.of(status)}")
             if asyncio.get_running_loop().time() > deadline_s:
                 raise ConfigError(f"the {service.name} was not ready within {READY_TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.05)
 
-    async def _copy_log(self, service: Process, process: asyncio.subprocess.Process) -> None:
+    async def _copy_log(self, service: Service, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in lines_of(process.stdout):
-            service.last_words.hear(line)
+            service.exit_reason.add_line(line)
             self._log_line(service.name, line)
 
-    async def _keep_running(self, service: Process) -> None:
-        backoff_s = FIRST_BACKOFF_S
+    async def _keep_running(self, service: Service) -> None:
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             assert service.process is not None
             status = await service.process.wait()
-            self._log_line(service.name, f"ended with status {status}; starting it again in {backoff_s:.1f} s")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+            pause_s = backoff.take()
+            self._log_line(service.name, f"ended with status {status}; starting it again in {pause_s:.1f} s")
+            await asyncio.sleep(pause_s)
             try:
                 await self._start(service)
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
             except ConfigError as error:
                 self._log_line(service.name, str(error))
 
@@ -232,7 +233,7 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-async def _end(service: Process) -> None:
+async def _end(service: Service) -> None:
     process = service.process
     if process is None or process.returncode is not None:
         return

@@ -22,7 +22,7 @@ MAX_SERVERS = 16
 # Flags of `paceline up` with another name than the setting.
 _TARGET_FLAGS = {"model": "--target-model"}
 _DRAFT_FLAGS = {"model": "--draft-model"}
-_GATEWAY_FLAGS = {"listen": "--http"}
+_GATEWAY_FLAGS = {"listen": "--http-listen"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ def make_stack(
     require(1 <= num_targets <= MAX_SERVERS, "--targets", num_targets, f"in [1, {MAX_SERVERS}]")
     require(1 <= num_drafts <= MAX_SERVERS, "--drafts", num_drafts, f"in [1, {MAX_SERVERS}]")
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
-    front = make_settings(CoordinatorSettings, coordinator or {}, {})
+    coordinator_settings = make_settings(CoordinatorSettings, coordinator or {}, {})
     # Not port 0: nobody would know which port it is.
-    check_address("--listen", front.listen)
-    if front.api_keys is not None:
+    check_address("--listen", coordinator_settings.listen)
+    if coordinator_settings.api_keys is not None:
         # Before models are loaded.
-        KeyRing(front.api_keys)
-    has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
+        KeyRing(coordinator_settings.api_keys)
+    has_draft = wants_draft.get("model", "") != "none" and coordinator_settings.draft != "none"
     target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
     _share_gpu(target_settings, wants_target, TARGET_FRACTION / num_targets)
     models = [target_settings.model]
@@ -85,12 +85,17 @@ def make_stack(
         draft_settings = make_settings(DraftSettings, wants_draft, _DRAFT_FLAGS)
         _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION / num_drafts)
         models.append(draft_settings.model)
-    door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
-    if door is not None:
-        check_address("--http", door.listen)
-        require(door.listen != front.listen, "--http", door.listen, "another address than --listen, the coordinator's")
-    own_tls = client_tls or (NO_TLS if door is None else door.servers_tls) or find_tls(None)
-    if not own_tls and (front.tls or (door is not None and door.tls)):
+    gateway_settings = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
+    if gateway_settings is not None:
+        check_address("--http-listen", gateway_settings.listen)
+        require(
+            gateway_settings.listen != coordinator_settings.listen,
+            "--http-listen",
+            gateway_settings.listen,
+            "another address than --listen, the coordinator's",
+        )
+    own_tls = client_tls or (NO_TLS if gateway_settings is None else gateway_settings.servers_tls) or find_tls(None)
+    if not own_tls and (coordinator_settings.tls or (gateway_settings is not None and gateway_settings.tls)):
         raise InvalidArgument("--tls-ca", "is missing; it names the authority of the services' certificate")
     return Stack(
         target=as_flags(wants_target),
@@ -98,14 +103,14 @@ def make_stack(
         num_targets=num_targets,
         num_drafts=num_drafts if has_draft else 0,
         coordinator=as_flags(coordinator or {}),
-        gateway=None if door is None else as_flags(gateway or {}),
-        listen=front.listen,
-        http_listen="" if door is None else door.listen,
-        tls=own_tls if front.tls else NO_TLS,
-        http_tls=own_tls if door is not None and door.tls else NO_TLS,
-        models_tls=front.servers_tls,
+        gateway=None if gateway_settings is None else as_flags(gateway or {}),
+        listen=coordinator_settings.listen,
+        http_listen="" if gateway_settings is None else gateway_settings.listen,
+        tls=own_tls if coordinator_settings.tls else NO_TLS,
+        http_tls=own_tls if gateway_settings is not None and gateway_settings.tls else NO_TLS,
+        models_tls=coordinator_settings.servers_tls,
         models=tuple(models),
-        has_keys=front.api_keys is not None,
+        has_keys=coordinator_settings.api_keys is not None,
         shares_device=num_targets > 1 or (has_draft and target_settings.device == draft_settings.device),
     )
 

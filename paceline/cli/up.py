@@ -22,7 +22,7 @@ from paceline.rpc.tls import Names, Tls
 from paceline.settings import Settings
 from target_server.config import TargetSettings
 
-COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gateway": "blue"}
+COLORS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gateway": "blue"}
 
 
 def _setting(settings: type[Settings], field: str, more: str = "", panel: str | None = None) -> Any:
@@ -36,7 +36,9 @@ def up(
     target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
     listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
-    http: Annotated[str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")] = None,
+    http_listen: Annotated[
+        str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")
+    ] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
     dtype: Annotated[str | None, _setting(TargetSettings, "dtype", ", of both models: float32 or bfloat16")] = None,
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
@@ -67,7 +69,7 @@ def up(
     """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve.
 
     Ctrl-C stops them. Other settings of the services are read from their tables in paceline.toml: target, draft,
-    coordinator and gateway. --http none leaves out the gateway and the URL.
+    coordinator and gateway. --http-listen none leaves out the gateway and the URL.
     """
     shared: dict[str, Any] = {"api_keys": api_keys, "no_keys": no_keys or None}
     shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
@@ -80,8 +82,8 @@ def up(
         coordinator=_given(
             listen=listen, **shared, drafter=drafter, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs
         ),
-        gateway=None if http == "none" else _given(
-            listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key
+        gateway=None if http_listen == "none" else _given(
+            listen=http_listen, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key
         ),
         client_tls=calling,
         num_targets=targets,
@@ -114,7 +116,7 @@ def _require_addresses(stack: Stack) -> None:
         )
     require_free_address(stack.listen)
     if stack.gateway is not None:
-        require_free_address(stack.http_listen, "--http")
+        require_free_address(stack.http_listen, "--http-listen")
 
 
 async def _run(stack: Stack) -> None:
@@ -122,7 +124,7 @@ async def _run(stack: Stack) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def log_line(service: str, line: str) -> None:
-        console.print(Text(f"{service:>11} | ", style=COLOURS[service.partition("-")[0]]), Text(line), sep="")
+        console.print(Text(f"{service:>11} | ", style=COLORS[service.partition("-")[0]]), Text(line), sep="")
 
     console.print("starting the services; the first start takes longer")
     stopping = asyncio.create_task(wait_for_signal())

@@ -1,6 +1,6 @@
 """Training batches, and the objectives that learn from them.
 
-`NextToken` teaches drafting step by step, `MaskedTokens` several tokens in one forward (PARD, 2504.18583, section 3):
+`NextToken` teaches drafting step by step, `MaskedTokens` several tokens in one forward pass (PARD, 2504.18583, section 3):
 some tokens of the text are anchors, followed by mask tokens. Mask token j sees the text up to its anchor and the mask
 tokens before it, and learns the target's distribution j + 2 positions after the anchor. (The paper gives each token
 mask tokens and drops most of them.)

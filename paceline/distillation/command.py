@@ -31,24 +31,24 @@ def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
     ]
 
 
-def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
+def write_model_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
     config, plan = work.config, work.config.plan
     layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
     command = (
-        f"paceline distill --target {config.target} --layers {config.num_layers} --begin-with {config.begin_with} --head-size {config.head_size} "
+        f"paceline distill --target {config.target} --layers {config.num_layers} --init-from {config.init_from} --head-size {config.head_size} "
         f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
         + (f" --masks {config.num_masks}" if config.num_masks else "")
     )
     facts = {
         "target": config.target,
-        "layers": f"{config.num_layers}, initialised from {layers} of {config.begin_with}; stored as int8",
+        "layers": f"{config.num_layers}, initialized from {layers} of {config.init_from}; stored as int8",
         "head": f"the target's, for its {config.head_size:,} most frequent tokens" if config.head_size else "whole",
-        "tokens in one forward": f"{config.num_masks + 1}",
+        "tokens in one forward pass": f"{config.num_masks + 1}",
         "text": f"{work.corpus.num_written:,} tokens, written by the target in conversations with itself",
         "training": f"{trained.trainer.seen:,} tokens, including repeats, in {trained.trainer.spent_s / 60:.0f} minutes",
         "command": f"`{command}`",
-        "licence": "that of the target, from whose weights it was made",
+        "license": "that of the target, from whose weights it was made",
     }
     lines = [
         f"# A draft model for {config.target}", "",
@@ -66,7 +66,11 @@ def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def run(
-    folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
+    folder: Path,
+    config: DistillConfig,
+    prompts: list[PromptRecord],
+    eval_prompts: list[PromptRecord],
+    threads: int | None,
 ) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
@@ -75,8 +79,8 @@ def run(
     set_num_workers(num_threads)
     console = Console(stderr=True)
     target = load_model(config.target, product_dtype("cpu"), console.print)
-    is_new = config.begin_with == config.target
-    beginning = target if is_new else load_model(config.begin_with, torch.float32, console.print)
+    is_new = config.init_from == config.target
+    beginning = target if is_new else load_model(config.init_from, torch.float32, console.print)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), tokens, TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -89,11 +93,11 @@ def run(
         work.write([each.text for each in prompts])
         trained = work.train()
     rows = by_depth("its own conversations, held out", trained.held_out)
-    if held_out:
-        texts, categories = [each.text for each in held_out], [each.category for each in held_out]
+    if eval_prompts:
+        texts, categories = [each.text for each in eval_prompts], [each.category for each in eval_prompts]
         for category, found in work.evaluate(trained, texts, categories).items():
             rows |= by_depth(category, found)
-    write_card(folder / "draft", work, trained, rows)
+    write_model_card(folder / "draft", work, trained, rows)
     shown_table = Table(*TITLES, title=str(folder / "draft"))
     for row in table(rows):
         shown_table.add_row(*row)

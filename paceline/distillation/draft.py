@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from paceline.distillation.conversations import Record
-from paceline.engine.models.quantization import quantise
+from paceline.engine.models.quantization import quantize
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
@@ -38,7 +38,7 @@ def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArr
 def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
     """Returns a model's first and last layers. Raises ConfigError if it has fewer than `num_layers`."""
     if not 1 <= num_layers <= num_model_layers:
-        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], the layers of --begin-with")
+        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], the layers of --init-from")
     last = num_layers // 2
     return [*range(num_layers - last), *range(num_model_layers - last, num_model_layers)]
 
@@ -48,11 +48,11 @@ def require_trainable(beginning: LoadedModel, num_masks: int) -> None:
     scales = beginning.config.scales
     if scales.logit_cap:
         raise ConfigError(
-            f"begin_with {beginning.name!r}: its final_logit_softcapping is {scales.logit_cap}; the loss can't cap logits"
+            f"init_from {beginning.name!r}: its final_logit_softcapping is {scales.logit_cap}; the loss can't cap logits"
         )
     if num_masks and (scales.embedding != 1 or any(spec.window for spec in beginning.config.layers)):
         raise ConfigError(
-            f"masks is {num_masks}; it must be 0, because begin_with {beginning.name!r} scales embeddings or has windows"
+            f"masks is {num_masks}; it must be 0, because init_from {beginning.name!r} scales embeddings or has windows"
         )
 
 
@@ -63,7 +63,7 @@ def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
     """
     theirs, ours = target.config.vocab_size, beginning.config.vocab_size
     if theirs != ours:
-        raise ConfigError(f"begin_with {beginning.name!r}: its vocab_size is {ours}; it must be the target's, {theirs}")
+        raise ConfigError(f"init_from {beginning.name!r}: its vocab_size is {ours}; it must be the target's, {theirs}")
     return target if target.config.hidden_size == beginning.config.hidden_size else beginning
 
 
@@ -118,8 +118,8 @@ def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: t
         if value.dim() == 1:
             state[f"model.{name}"] = value.to(torch.bfloat16)
             continue
-        quantised, scale = quantise(value)
-        state[f"model.{name}"] = quantised
+        quantized, scale = quantize(value)
+        state[f"model.{name}"] = quantized
         state[f"model.{name}{SCALE}"] = scale
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     # Keys with "_" hold paths of the target.

@@ -90,11 +90,11 @@ GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 
 
 def answer_greedily(
-    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
+    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], concurrency: int, top: int
 ) -> list[Record]:
     longest = max(map(len, questions), default=0)
     asked = (Question(question, is_whole=True) for question in questions)
-    writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
+    writer = Writer(model, frame, concurrency, top, 0, asked, longest, (GREEDY,))
     return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
 
 
@@ -127,13 +127,13 @@ class DistillConfig:
     target: str
     num_layers: int
     # Model to copy the layers from: the target, or a draft model to train further.
-    begin_with: str
+    init_from: str
     writing: Budget
     plan: TrainingPlan
     device: str = "cpu"
     # Tokens of the head; 0 for all.
     head_size: int = 16_384
-    at_once: int = 128
+    concurrency: int = 128
     # Likeliest tokens to record for each distribution.
     top: int = 32
     # Mask tokens to learn; 0: propose step by step.
@@ -200,7 +200,9 @@ class Distillation:
         seed = config.plan.seed + 1000 * len(self.corpus.shards)
         openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
         questions = Questions(self._tokens_of(prompts), openings, ends, seed)
-        writer = Writer(self._model(), self._frame(), config.at_once, config.top, seed, questions, questions.longest)
+        writer = Writer(
+            self._model(), self._frame(), config.concurrency, config.top, seed, questions, questions.longest
+        )
         records: list[Record] = []
         since_s = time.monotonic()
         for _, record in writer.records():
@@ -265,7 +267,7 @@ class Distillation:
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
     ) -> dict[str, list[Agreement]]:
         asked = self._tokens_of(questions)
-        answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
+        answers = answer_greedily(self._model(), self._frame(), asked, self.config.concurrency, self.config.top)
         return by_category(trained.trainer, answers, categories)
 
     def _objective(self, index: HeadIndex) -> Objective:

@@ -16,13 +16,13 @@ CANDIDATES = 64
 USER = Style(temperature=1.0, top_p=0.95, max_tokens=160)
 # Half of the answers are greedy.
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
-# Prompt tokens per forward. A longer prompt runs with no other prompt.
+# Prompt tokens per forward pass. A longer prompt runs with no other prompt.
 MAX_PROMPT_TOKENS = 512
 
 
 class Writer:
     def __init__(
-        self, model: CpuLlama, frame: ChatFrame, at_once: int, top: int, seed: int,
+        self, model: CpuLlama, frame: ChatFrame, concurrency: int, top: int, seed: int,
         questions: Iterable[Question], longest_question: int = 0,
         answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
@@ -32,9 +32,9 @@ class Writer:
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
         # The last blocks hold the frame's tokens, which every conversation begins with.
-        self._attention = model.make_cache((at_once + 1) * self._blocks_each, BLOCK_SIZE)
+        self._attention = model.make_cache((concurrency + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
-        self._frame_blocks = self._blocks(at_once)
+        self._frame_blocks = self._blocks(concurrency)
         self._top = top
         self._random = np.random.default_rng(seed)
         self._styles = itertools.cycle(answers)
@@ -42,7 +42,9 @@ class Writer:
         self._ends = torch.tensor(model.config.eos_token_ids)
         self._read_frame()
         # Conversations by the index of their blocks; an index is missing once no questions are left.
-        self._conversations = {index: begun for index in range(at_once) if (begun := self._begin(index)) is not None}
+        self._conversations = {
+            index: begun for index in range(concurrency) if (begun := self._begin(index)) is not None
+        }
 
     def records(self) -> Iterator[tuple[int, Record]]:
         while self._conversations:
@@ -74,7 +76,7 @@ class Writer:
     @torch.inference_mode()
     def _forward(self, builder: BatchBuilder) -> torch.Tensor:
         batch = builder.build(self._model.padded(builder.num_tokens))
-        return self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
+        return self._model.logits(self._model.forward(batch, self._attention, self._attention.plan(batch.spans)))
 
     @torch.inference_mode()
     def _step(self) -> list[int]:

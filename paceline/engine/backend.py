@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.engine.cache.state_pool import StatePool
-from paceline.engine.config import EngineConfig, ModelRole
+from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.scheduling.step import StepRunner
 
@@ -17,7 +17,7 @@ class BatchCheck:
     # Names of the parts that are not batch invariant.
     variant_parts: list[str]
     # Hex digest of the results: others on a processor whose instructions round differently.
-    arithmetic: str
+    numerics: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Backend:
     check: BatchCheck
     # Unique names of the GPU or the cores.
     device_ids: list[str]
+    # The weights' formats (see `models.quantization.formats_of`).
+    quantization: str
     # The most further steps that one program runs (`Job.multi_step_specs`).
     multi_steps: int = 0
 

@@ -1,4 +1,4 @@
-"""A batch: the pending tokens of many sequences as the arrays of one forward."""
+"""A batch: the pending tokens of many sequences as the arrays of one forward pass."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ class TokenSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of one forward, sequence by sequence, with padding at the end."""
+    """The tokens of one forward pass, sequence by sequence, with padding at the end."""
 
     tokens: Array  # [num_tokens] int64
     spans: list[TokenSpan]

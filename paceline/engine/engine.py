@@ -8,10 +8,10 @@ import torch
 
 from paceline.engine.backend import BatchCheck, BuildBackend
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
+from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.forward_times import measure_forward_times
-from paceline.engine.models.config import TextConfig
+from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
@@ -22,10 +22,12 @@ from paceline.engine.scheduling.worker import OnStep, Worker
 from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 
+GPU_QUANTIZATIONS = ("auto", "none", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loaded model with its worker, and the facts for its model card."""
+    """A loaded model with its worker, and the facts for its model info."""
 
     config: EngineConfig
     model: TextConfig
@@ -42,6 +44,7 @@ class Engine:
     check: BatchCheck
     # Of the backend.
     device_ids: list[str]
+    quantization: str
     # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
     measure_forward_times: Callable[[], list[tuple[int, float]]]
 
@@ -75,7 +78,7 @@ def build_engine(
     backend = backend_builder(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching, backend.states)
     longest = min(max_model_len, backend.num_blocks * backend.block_size)
-    compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
+    compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.batch_delay)
     worker = Worker(
         backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop,
         on_step, on_close,
@@ -99,6 +102,7 @@ def build_engine(
         multi_steps=backend.multi_steps,
         check=backend.check,
         device_ids=backend.device_ids,
+        quantization=backend.quantization,
         measure_forward_times=measure,
     )
 
@@ -109,6 +113,9 @@ def _backend_builder(config: EngineConfig, role: ModelRole) -> BuildBackend:
             raise ConfigError(
                 f"kv_cache_dtype is {config.kv_cache_dtype!r}; on a GPU keys and values have the model's dtype (auto)"
             )
+        if config.quantization not in GPU_QUANTIZATIONS:
+            allowed = ", ".join(map(repr, GPU_QUANTIZATIONS))
+            raise ConfigError(f"quantization is {config.quantization!r}; on a GPU it must be one of {allowed}")
         if role.vocab_size:
             raise ConfigError(
                 f"vocab_size is {role.vocab_size}; on a GPU a draft is chosen from the whole vocabulary (0)"

@@ -1,4 +1,4 @@
-"""Measures how long forwards take, for the model card: the coordinator decides from it what a draft may cost."""
+"""Measures how long forwards take, for the model info: the coordinator decides from it what a draft may cost."""
 
 import time
 from typing import Any
@@ -10,16 +10,16 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Argmax, Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
-# Numbers of tokens that are measured. In between a forward's time is nearly linear; kernels take 8 or 16 rows at a time, and
+# Numbers of tokens that are measured. In between a forward pass's time is nearly linear; kernels take 8 or 16 rows at a time, and
 # one more costs another pass.
 SIZES = (1, 2, 4, 8, 9, 16, 17, 32, 64, 128, 256, 512)
-# No larger size is measured after a forward of at least FEWEST tokens that took this long.
+# No larger size is measured after a forward pass of at least FEWEST tokens that took this long.
 LONG_S, FEWEST = 0.02, 32
 # Most tokens of one sequence: a chunk of a prompt takes other kernels than rounds do.
 EACH = 64
-# Each size's shortest time counts: whatever else runs makes a forward longer, never shorter.
+# Each size's shortest time counts: whatever else runs makes a forward pass longer, never shorter.
 REPEATS = 2
 
 
@@ -43,7 +43,7 @@ class _TimedJob(Job):
 def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) -> list[tuple[int, float]]:
     """Returns (tokens, seconds) for each size up to `max_tokens`; seconds never fall from one size to the next.
 
-    Call it on the device thread, between two steps. It leaves the pool as it was.
+    Call it on the device thread, between two steps. It leaves the pool as it was, also if it fails.
     """
     num_sequences = pool.num_free // pool.blocks_for(EACH)
     if pool.states.num_slots:
@@ -51,15 +51,17 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
     sizes = [size for size in SIZES if size <= max_tokens and size <= max(EACH, EACH * num_sequences)]
     options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
     sequences = [open_sequence(options, pool) for _ in range(-(-sizes[-1] // EACH))]
-    for sequence in sequences:
-        sequence.reserve(min(sizes[-1], EACH))
     found = {}
-    for size in sizes:
-        found[size] = min(_measure(runner, sequences, size) for _ in range(REPEATS))
-        if size >= FEWEST and found[size] > LONG_S:
-            break
-    for sequence in sequences:
-        sequence.truncate(0)
+    try:
+        for sequence in sequences:
+            sequence.reserve(min(sizes[-1], EACH))
+        for size in sizes:
+            found[size] = min(_measure(runner, sequences, size) for _ in range(REPEATS))
+            if size >= FEWEST and found[size] > LONG_S:
+                break
+    finally:
+        for sequence in sequences:
+            sequence.truncate(0)
     # A smaller forward takes no longer than a larger one, and a disturbance only lengthens a time.
     return [(size, min(found[other] for other in found if other >= size)) for size in found]
 

@@ -4,7 +4,7 @@
   latency once per token. Percentiles interpolate linearly.
 - Tokens per second: output tokens of successful requests over the wall time of the variant's slices.
 - Goodput: successful requests within the SLO, per second of wall time and as a share of all requests.
-- A round's time: as reported by the coordinator, per target forward, prefill included. `coordinator` is the rest of
+- A round's time: as reported by the coordinator, per target forward pass, prefill included. `coordinator` is the rest of
   its total: admission, tokenization, detokenization. `client` is the time beyond it: transport and the load test.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.client import Finish
 from paceline.errors import InvalidArgument
 
-PARTS = ("queue", "draft", "target", "wire", "coordinator", "client")
+PARTS = ("queue", "draft", "target", "rpc", "coordinator", "client")
 Values = NDArray[np.float64]
 
 
@@ -162,9 +162,9 @@ class Metrics:
     # Accepted / proposed drafts: overall, and at draft position 1, 2, …
     acceptance_rate: float | None
     acceptance_per_position: list[float]
-    # Tokens per target forward, prefill aside.
+    # Tokens per target forward pass, prefill aside.
     mean_acceptance_length: float | None
-    # Milliseconds per target forward, by PARTS.
+    # Milliseconds per target forward pass, by PARTS.
     round_ms: dict[str, float]
 
 
@@ -246,11 +246,11 @@ def round_parts_ms(records: Iterable[Record]) -> dict[str, float]:
         if record.finish is None or record.e2e_ms is None:
             continue
         timing = record.finish.timing
-        accounted_ms = timing.queued_ms + timing.draft_ms + timing.target_ms + timing.wire_ms
+        accounted_ms = timing.queued_ms + timing.draft_ms + timing.target_ms + timing.rpc_ms
         sums["queue"] += timing.queued_ms
         sums["draft"] += timing.draft_ms
         sums["target"] += timing.target_ms
-        sums["wire"] += timing.wire_ms
+        sums["rpc"] += timing.rpc_ms
         sums["coordinator"] += max(0.0, timing.total_ms - accounted_ms)
         sums["client"] += max(0.0, record.e2e_ms - timing.total_ms)
         forwards += record.finish.speculation.rounds + 1

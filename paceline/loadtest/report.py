@@ -102,7 +102,7 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
         ),
         _speculation(all_),
         Group(
-            "ms per target forward",
+            "ms per target forward pass",
             [(part, [number(metrics.round_ms.get(part)) for metrics in all_]) for part in PARTS],
         ),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.checks import require
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
-from paceline.speculation import MAX_DRAFT_TOKENS, Drafter, SpeculationParams, parse_draft_length
+from paceline.speculation_params import MAX_DRAFT_TOKENS, Drafter, SpeculationParams, parse_draft_length
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0

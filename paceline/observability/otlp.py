@@ -59,7 +59,7 @@ class OtlpSpans(Spans):
 
     def __init__(self, url: str, service: str) -> None:
         """`url`: http(s)://HOST:PORT. Raises ConfigError if an OpenTelemetry variable is invalid."""
-        _speak_seldom()
+        _limit_rate()
         names = {"service.name": f"paceline-{service}", "service.version": paceline.__version__}
         try:
             # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these names.
@@ -88,7 +88,7 @@ class OtlpSpans(Spans):
             flushing.join(FLUSH_S / 10)
 
 
-class SeldomHandler(logging.Handler):
+class RateLimitedHandler(logging.Handler):
     """Passes on one log line per QUIET_S; the library writes several for each failed batch."""
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ class SeldomHandler(logging.Handler):
             log.warning("traces: %s", record.getMessage())
 
 
-def _speak_seldom() -> None:
+def _limit_rate() -> None:
     library = logging.getLogger("opentelemetry")
     if library.propagate:
         library.propagate = False
-        library.addHandler(SeldomHandler())
+        library.addHandler(RateLimitedHandler())
 
 
 def _nanoseconds(moment_s: float | None) -> int | None:

@@ -1,6 +1,7 @@
 """Addresses of running processes by role. No round or stream passes through the directory, so it may be away for any time."""
 
 import asyncio
+import secrets
 import time
 from typing import NamedTuple
 
@@ -12,10 +13,19 @@ LEASE_S, RENEWAL_S = 15.0, 5.0
 SETTLING_S = 2 * RENEWAL_S
 # How long a question waits for a change.
 POLL_S = 10.0
-# Of a caller that knows nothing yet.
-NOTHING_SEEN = 0
 
 Lists = dict[str, list[str]]
+
+
+class Version(NamedTuple):
+    """The changes that a directory has counted. Counts of two directories have nothing to do with each other."""
+
+    directory: str
+    num_changes: int
+
+
+# Of a caller that knows nothing yet.
+NOTHING_SEEN = Version("", 0)
 
 
 class Lease(NamedTuple):
@@ -31,7 +41,8 @@ class Directory:
         # By role and instance.
         self._leases: dict[tuple[str, str], Lease] = {}
         self._started_s = time.monotonic()
-        self._first_version = self._version = time.time_ns()
+        # Drawn at each start, which may be on another machine.
+        self._version = Version(secrets.token_hex(8), 0)
         self._changed = asyncio.Event()
 
     async def renew(self, role: str, instance: str, address: str, demand: Demand) -> None:
@@ -49,13 +60,12 @@ class Directory:
         demands = [lease.demand for lease in self._leases.values()]
         return Demand(sum(each.reserved_tokens for each in demands), sum(each.num_waiting for each in demands))
 
-    async def lists(self, seen: int) -> tuple[int, Lists]:
+    async def lists(self, seen: Version) -> tuple[Version, Lists]:
         """Returns a version and the addresses by role, as soon as the version is another than `seen`.
 
-        A caller who has seen more than this directory knew at its start would take those that have not renewed yet for
-        gone: it waits until they have.
+        A caller of an earlier directory would take those that have not renewed yet for gone: it waits until they have.
         """
-        if seen != NOTHING_SEEN and seen < self._first_version:
+        if seen != NOTHING_SEEN and seen.directory != self._version.directory:
             await asyncio.sleep(self._started_s + SETTLING_S - time.monotonic())
         if seen == self._version:
             try:
@@ -78,6 +88,6 @@ class Directory:
             self._change()
 
     def _change(self) -> None:
-        self._version = time.time_ns()
+        self._version = self._version._replace(num_changes=self._version.num_changes + 1)
         self._changed.set()
         self._changed = asyncio.Event()

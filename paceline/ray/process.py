@@ -41,10 +41,12 @@ class Plan:
     tls: Tls = NO_TLS
 
 
-class Process:
+class ServiceProcess:
     """Runs a plan. Start it on a thread that lives as long as this process: with that thread the kernel kills it."""
 
-    def __init__(self, plan: Plan, host: str, more: Mapping[str, Any], on_end: Callable[["Process"], None]) -> None:
+    def __init__(
+        self, plan: Plan, host: str, more: Mapping[str, Any], on_end: Callable[["ServiceProcess"], None]
+    ) -> None:
         """`more`: settings that the plan's override. `on_end` is called on another thread, unless `stop` was."""
         self.plan, self.role = plan, plan.role
         self.address = f"{host}:{plan.port or free_port(host)}"
@@ -71,7 +73,7 @@ class Process:
         return self._process.poll() is not None
 
     @property
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return f"the {self.role} at {self.address} ended with status {self._process.poll()}: {self._last_line}"
 
     def is_serving(self) -> bool:
@@ -91,7 +93,7 @@ class Process:
             self._process.kill()
             self._process.wait()
 
-    def _watch(self, on_end: Callable[["Process"], None]) -> None:
+    def _watch(self, on_end: Callable[["ServiceProcess"], None]) -> None:
         """Copies its log to this process's, which Ray keeps and shows."""
         assert self._process.stdout is not None
         for line in self._process.stdout:

@@ -14,9 +14,9 @@ from typing import Any
 import ray
 
 from paceline.ray.directory import NOTHING_SEEN, RENEWAL_S, Directory, Lists
-from paceline.ray.process import Plan, Process, end_now
+from paceline.ray.process import Plan, ServiceProcess, end_now
 from paceline.ray.scaling import Demand
-from paceline.rpc.members import INTERVAL_S
+from paceline.rpc.address_source import INTERVAL_S
 
 log = logging.getLogger("ray.serve")
 # Pause before the directory is asked again, if it could not be.
@@ -43,7 +43,7 @@ class Replica:
         # For lists and a lock.
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
         # Those that serve.
-        self._processes: list[Process] = []
+        self._processes: list[ServiceProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         self._shares_device = len(plans) > 1
@@ -87,29 +87,29 @@ class Replica:
             await asyncio.gather(*(asyncio.to_thread(each.stop) for each in self._processes))
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, plan: Plan) -> Process:
+    def _start(self, plan: Plan) -> ServiceProcess:
         more: dict[str, Any] = {setting: f"file:{self._folder / role}" for setting, role in plan.servers.items()}
         if self._shares_device:
             more["compute_lock_file"] = self._folder / "compute.lock"
-        return Process(plan, self._host, more, self._on_end)
+        return ServiceProcess(plan, self._host, more, self._on_end)
 
-    async def _add(self, process: Process) -> None:
+    async def _add(self, process: ServiceProcess) -> None:
         """Waits until the process serves. Raises RuntimeError if it ends."""
         while not await asyncio.to_thread(process.is_serving):
             if process.has_ended:
-                raise RuntimeError(process.last_words)
+                raise RuntimeError(process.exit_reason)
             await asyncio.sleep(READY_INTERVAL_S)
         log.info("the %s serves at %s", process.role, process.address)
         self._processes.append(process)
         await self._announce(process)
 
-    def _on_end(self, process: Process) -> None:
+    def _on_end(self, process: ServiceProcess) -> None:
         """Called on the process's own thread."""
         if process in self._processes:
-            print(process.last_words, flush=True)
+            print(process.exit_reason, flush=True)
             asyncio.run_coroutine_threadsafe(self._restart(process), self._loop)
 
-    async def _restart(self, ended: Process) -> None:
+    async def _restart(self, ended: ServiceProcess) -> None:
         """Starts a process again, sooner than Ray starts another replica, and also while Ray's head is away."""
         self._processes.remove(ended)
         try:
@@ -125,14 +125,14 @@ class Replica:
             shutil.rmtree(self._folder, ignore_errors=True)
             end_now()
 
-    async def _announce(self, process: Process) -> None:
+    async def _announce(self, process: ServiceProcess) -> None:
         demand = Demand()
         if process.role == "coordinator":
             with contextlib.suppress(OSError, http.client.HTTPException):
                 demand = await asyncio.to_thread(process.meter.demand)
         await self._directory.renew.remote(process.role, process.instance, process.address, demand)
 
-    async def _leave(self, process: Process) -> None:
+    async def _leave(self, process: ServiceProcess) -> None:
         await self._directory.leave.remote(process.instance)
 
     async def _renew(self) -> None:

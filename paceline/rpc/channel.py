@@ -7,8 +7,10 @@ import re
 import grpc.aio
 
 from paceline.errors import InvalidArgument
-from paceline.rpc.tls import Reloaded, Tls
+from paceline.rpc.tls import Tls
 
+# Where services listen, and others look for them, unless told otherwise.
+COORDINATOR_ADDRESS, DRAFT_ADDRESS, TARGET_ADDRESS = "127.0.0.1:50050", "127.0.0.1:50051", "127.0.0.1:50052"
 # The largest message either side accepts. Senders split repeated fields well below it: after SPLIT_BYTES, or after
 # SPLIT_POSITIONS positions with log-probabilities.
 MAX_MESSAGE_BYTES = 16 << 20
@@ -97,7 +99,7 @@ class ReloadingChannel:
     """A channel, replaced when the certificate files change. For one event loop."""
 
     def __init__(self, address: str, tls: Tls) -> None:
-        self._channels = Reloaded(tls, lambda: open_channel(address, tls))
+        self._channels = tls.reloaded(lambda: open_channel(address, tls))
         self._replaced: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     @property

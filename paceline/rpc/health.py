@@ -17,6 +17,9 @@ from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import CLIENT_OPTIONS, NO_TLS, check_address, tls_options
 from paceline.rpc.tls import Tls, find_tls
 
+# Health name for liveness probes, which must not restart a process because of what it depends on, or while it drains.
+LIVE = "live"
+
 
 def is_serving(address: str, timeout_s: float = 5.0, service: str = "", tls: Tls = NO_TLS) -> bool:
     try:

@@ -21,18 +21,17 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paceline.errors import ConfigError, DeviceLost, InvalidArgument, OutOfRange, PacelineError
+from paceline.errors import ConfigError, DeviceLost, InvalidArgument, OutOfRange, PacelineError, Unavailable
 from paceline.observability.logs import LogFormat, LogLevel, set_up_logs
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, NO_TLS, SERVER_OPTIONS, check_address
+from paceline.rpc.health import LIVE
 from paceline.rpc.metadata import caller
 from paceline.rpc.status import abort_with
 from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
-# How long calls in flight may go on after SIGTERM.
-DRAIN_S = 20.0
-# Health name for liveness probes, which must not restart a process because of what it depends on, or while it drains.
-LIVE = "live"
+# How long calls in flight may go on after SIGTERM, and how long clients may take to hear that they have ended.
+DRAIN_S, END_S = 20.0, 1.0
 
 
 class Server:
@@ -61,12 +60,25 @@ class Server:
         # SERVING as long as the event loop runs, whatever the process depends on.
         self._always_serving = [LIVE, *([instance] if (instance := instance_of(os.environ)) else [])]
         self._is_stopping = False
+        self._calls = _Calls()
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
-        handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
+        handlers = {
+            method.name: _handler(method, getattr(servicer, method.name), self._calls) for method in descriptor.methods
+        }
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self._names.append(descriptor.full_name)
+
+    def add_fixed_answer(self, service: str, method: str, answer: Message) -> None:
+        """Answers every call of a unary method alike, whatever its request: for clients of an older protocol."""
+        data = answer.SerializeToString()
+
+        async def call(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+            return data
+
+        handlers = {method: grpc.unary_unary_rpc_method_handler(call)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     async def start(self) -> str:
         """Returns the address with the actual port. Raises ConfigError if it is not available."""
@@ -98,10 +110,12 @@ class Server:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls; gives calls in flight `grace_s` to finish."""
+        """Refuses new calls; gives calls in flight `grace_s` to finish, and ends them with Unavailable."""
         self._is_stopping = True
         await self.set_serving(False)
-        await self._server.stop(grace_s)
+        ending = asyncio.get_running_loop().call_later(grace_s, self._calls.end)
+        await self._server.stop(grace_s + END_S)
+        ending.cancel()
 
 
 def require_free_address(listen: str, flag: str = "--listen") -> None:
@@ -180,7 +194,20 @@ def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogL
         sys.exit(130)
 
 
-def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler:
+class _Calls:
+    """The calls in flight. Those that a stopping server ends fail otherwise than those of one that died."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.has_ended = False
+
+    def end(self) -> None:
+        self.has_ended = True
+        for task in self.tasks:
+            task.cancel()
+
+
+def _handler(method: MethodDescriptor, behavior: Callable[..., Any], calls: _Calls) -> grpc.RpcMethodHandler:
     """Wraps a method: an undecodable message becomes INVALID_ARGUMENT, a PacelineError its own status code."""
     request_class = message_factory.GetMessageClass(method.input_type)
 
@@ -197,7 +224,7 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
         (True, True): (grpc.stream_stream_rpc_method_handler, _answer_stream),
     }
     make, wrap = kinds[method.client_streaming, method.server_streaming]
-    return make(wrap(behaviour), request_deserializer=decode)
+    return make(wrap(behavior, calls), request_deserializer=decode)
 
 
 def _checked(request: Any) -> Any:
@@ -221,20 +248,20 @@ def _encoded(answer: Any) -> bytes:
     return data
 
 
-def _answer_once(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _answer_once(behavior: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        with _CallGuard(context) as guard:
-            return _encoded(await behaviour(_checked(request), context))
+        with _CallGuard(context, calls) as guard:
+            return _encoded(await behavior(_checked(request), context))
         await guard.abort()
 
     return call
 
 
-def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _answer_stream(behavior: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     # Writes itself: a generator around a generator would cost another step of the event loop per message.
     async def call(request: Any, context: grpc.aio.ServicerContext) -> None:
-        with _CallGuard(context) as guard:
-            async with contextlib.aclosing(behaviour(_checked(request), context)) as responses:
+        with _CallGuard(context, calls) as guard:
+            async with contextlib.aclosing(behavior(_checked(request), context)) as responses:
                 async for response in responses:
                     await context.write(_encoded(response))
             return
@@ -246,11 +273,22 @@ def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 class _CallGuard(contextlib.AbstractContextManager["_CallGuard"]):
     """Ends a call with an exception's status: INTERNAL for foreign ones."""
 
-    def __init__(self, context: grpc.aio.ServicerContext) -> None:
-        self._context = context
+    def __init__(self, context: grpc.aio.ServicerContext, calls: _Calls) -> None:
+        self._context, self._calls = context, calls
         self._error: Exception | None = None
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> "_CallGuard":
+        if self._task is not None:
+            self._calls.tasks.add(self._task)
+        return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if self._task is not None:
+            self._calls.tasks.discard(self._task)
+            if isinstance(error, asyncio.CancelledError) and self._calls.has_ended:
+                self._task.uncancel()
+                error = Unavailable("the server was told to end")
         if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
             return False
         if not isinstance(error, PacelineError):

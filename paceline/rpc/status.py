@@ -4,7 +4,7 @@ Details are `google.rpc.ErrorInfo` (reason, and in its metadata an excess), `Bad
 `RetryInfo`. Calls carry them in trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 import grpc
@@ -14,6 +14,8 @@ from grpc_status import rpc_status
 
 from paceline import errors
 
+# Initial metadata of a server that has read the request.
+ACCEPTED = ("paceline-accepted", "1")
 # The domain of the reasons, in ErrorInfo.
 DOMAIN = "paceline"
 # (exception, code, reason); subclasses before their bases.
@@ -27,6 +29,7 @@ _KINDS: list[tuple[type[errors.PacelineError], grpc.StatusCode, str]] = [
     (errors.Cancelled, grpc.StatusCode.CANCELLED, "CANCELLED"),
     (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED"),
     (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    (errors.FatalRequest, grpc.StatusCode.FAILED_PRECONDITION, "FATAL_REQUEST"),
     (errors.InternalError, grpc.StatusCode.INTERNAL, "INTERNAL"),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION, "BAD_CONFIGURATION"),
@@ -91,17 +94,25 @@ def error_of(status: status_pb2.Status) -> errors.PacelineError:
     return kind(status.message)
 
 
-def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
+def error_of_call(error: grpc.aio.AioRpcError, address: str, was_connected: bool = False) -> errors.PacelineError:
+    """`was_connected`: whether the call went out to the server."""
     status = rpc_status.from_call(error)
     if status is not None:
         return error_of(status)
     code, said = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.Unavailable(f"what answers at {address} is not a coordinator: {said}")
-    # A call that we cancelled ends with asyncio's CancelledError. This one came as the server began to end.
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return errors.Unreachable(address, said)
-    return error_of(status_pb2.Status(code=code.value[0], message=said))
+    found = error_of(status_pb2.Status(code=code.value[0], message=said))
+    # A call that we cancelled ends with asyncio's CancelledError. This one came as the server ended.
+    if not isinstance(found, errors.Unavailable | errors.Cancelled):
+        return found
+    if was_connected:
+        return errors.ConnectionLost(address, said, was_accepted=is_accepted(error.initial_metadata()))
+    return errors.Unreachable(address, said)
+
+
+def is_accepted(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    return ACCEPTED in tuple(initial_metadata or ())
 
 
 def _excess_of(told: Mapping[str, str]) -> errors.Excess | None:

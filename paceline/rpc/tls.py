@@ -4,25 +4,19 @@ A server has a certificate and key, and for mutual TLS its clients' authority. A
 for mutual TLS a certificate and key.
 """
 
-import logging
 import os
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 
 from paceline.errors import ConfigError
+from paceline.reloaded import Reloaded, Signature, signature_of
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Minimum interval between checks of the files.
-LOOK_INTERVAL_S = 1.0
-# For each file, what changes when it is written or replaced.
-Signature = tuple[tuple[int, int, int], ...]
 
 
 class Names(NamedTuple):
@@ -73,22 +67,25 @@ class Tls:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials that read the files anew for each connection."""
-        configuration = Reloaded(self, self._server_configuration)
+        configuration = self.reloaded(self._server_configuration)
         return grpc.dynamic_ssl_server_credentials(configuration.value, configuration.newer, self.ca is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         self.client_context()
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
-    def signature(self) -> Signature:
+    def reloaded(self, make: Callable[[], T]) -> Reloaded[T]:
+        """Returns what `make` makes of the files, now and whenever they change."""
+        return Reloaded(self._signatures, make, "certificates")
+
+    def _signatures(self) -> list[Signature]:
         found = []
         for name, path in self._files:
             try:
-                at = os.stat(path)
+                found.append(signature_of(os.stat(path)))
             except OSError as error:
                 raise ConfigError(f"{name}: can't read {path}: {error.strerror or error}") from error
-            found.append((at.st_mtime_ns, at.st_size, at.st_ino))
-        return tuple(found)
+        return found
 
     @property
     def _files(self) -> list[tuple[str, str | Path]]:
@@ -137,39 +134,6 @@ class Tls:
                 raise ConfigError(f"{self.names.key}: {said}") from error
             said = f"{self.cert} and {self.key} are not a certificate and its key in PEM form"
             raise ConfigError(f"{self.names.cert}, {self.names.key}: {said}") from error
-
-
-class Reloaded(Generic[T]):
-    """A value made from the files, and made again when they change and are valid."""
-
-    def __init__(self, tls: Tls, make: Callable[[], T]) -> None:
-        self._tls = tls
-        self._make = make
-        self._looked_s = time.monotonic()
-        # Taken before the files are read, so that a change in between is seen at the next check.
-        self._seen = tls.signature()
-        self._trouble: tuple[object, ...] = ()
-        self.value = make()
-
-    def newer(self) -> T | None:
-        """Returns the value if it has changed since the last call. Bad files are logged once and change nothing."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_INTERVAL_S:
-            return None
-        self._looked_s = now_s
-        try:
-            seen = self._tls.signature()
-            if seen == self._seen and not self._trouble:
-                return None
-            self.value = self._make()
-        except ConfigError as error:
-            if error.args != self._trouble:
-                log.warning("%s; keeping the previous certificates", error)
-            self._trouble = error.args
-            return None
-        self._seen, self._trouble = seen, ()
-        log.info("certificates reloaded for new connections")
-        return self.value
 
 
 def find_tls(tls: Tls | None) -> Tls:

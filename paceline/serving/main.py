@@ -3,23 +3,24 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client import CollectorRegistry
 
-from paceline.engine.config import ModelRole
+from paceline.engine.engine_config import ModelRole
 from paceline.observability.exposition import exposed, new_registry
 from paceline.observability.spans import Spans
 from paceline.observability.traces import traced
+from paceline.rpc.model_messages import PROTOCOL_VERSION
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
+from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
 # How long an idle OpenMP thread spins before it sleeps. No spinning slows each product; the library's default keeps the
-# core from the other model server for long after a forward.
+# core from the other model server for long after a forward pass.
 SPIN_COUNT = "10000"
 
 
@@ -33,24 +34,26 @@ def prepare_process() -> None:
 async def serve_model(
     settings: ModelServerSettings,
     role: ModelRole,
-    descriptor: ServiceDescriptor,
-    make_servicer: Callable[[Any], Any],
+    make_kinds: Callable[[Any], Sequence[Any]],
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError if it can't."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError if it can't.
+
+    `make_kinds`: returns the kinds of jobs (`paceline.serving.job_kind`) that the server executes with its engine.
+    """
     registry = new_registry(role.name)
     with exposed(registry, settings.metrics, role.name), traced(settings.traces, role.name) as spans:
-        await _serve(settings, role, descriptor, make_servicer, registry, spans)
+        await _serve(settings, role, make_kinds, registry, spans)
 
 
 async def _serve(
     settings: ModelServerSettings,
     role: ModelRole,
-    descriptor: ServiceDescriptor,
-    make_servicer: Callable[[Any], Any],
+    make_kinds: Callable[[Any], Sequence[Any]],
     registry: CollectorRegistry,
     spans: Spans,
 ) -> None:
     prepare_process()
+    from paceline.serving.servicer import ModelServicer
     from paceline.serving.watchdog import end_after, watch
 
     name = role.name
@@ -59,15 +62,18 @@ async def _serve(
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
     engine = await _load(settings, role, device_thread, registry, spans)
     server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
-    servicer = make_servicer(engine)
-    server.add_service(descriptor, servicer)
+    servicer = ModelServicer(engine, name, make_kinds(engine))
+    server.add_service(model_pb2.DESCRIPTOR.services_by_name["Model"], servicer)
+    # Coordinators of versions 1 and 2 ask these services: so they name both versions.
+    for older in ("paceline.v1.Draft", "paceline.v1.Target"):
+        server.add_fixed_answer(older, "Describe", model_pb2.ModelInfo(protocol_version=PROTOCOL_VERSION))
     engine.worker.start(device_thread, settings.check_integrity)
     watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
     try:
         address = await server.start()
         log.info(
             "%s: %s (%s, %s, %s layers) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
-            name, settings.model, settings.dtype, settings.quantization, engine.model.implementation, address, settings.tls.said,
+            name, settings.model, settings.dtype, engine.quantization, engine.model.implementation, address, settings.tls.said,
             engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.check.variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())

@@ -1,12 +1,11 @@
-"""The Session stream and the unary commands, for draft and target."""
+"""The Model service: the Session stream and the unary commands. Its kinds of jobs are registered with it."""
 
 import asyncio
 import contextlib
 import logging
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,21 +14,23 @@ import grpc.aio
 from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
-from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Truncate
+from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, OpenAck, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMAR_CHARACTERS, GrammarEngine
 from paceline.observability.logs import with_fields
 from paceline.rpc.channel import MAX_COMMANDS, SPLIT_BYTES
-from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
+from paceline.rpc.heartbeat import HEARTBEAT_S
+from paceline.rpc.model_messages import PROTOCOL_VERSION, sampling_from_message, vocabulary_from_message
 from paceline.rpc.status import status_of
-from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARACTERS
+from paceline.sampling_params import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARACTERS
+from paceline.serving.job_kind import JobKind, check_ids
 from paceline.v1 import model_pb2
 from paceline.vocabulary import SharedVocabulary
 
 log = logging.getLogger(__name__)
-# A stream carries a message at least this often, for the client that waits, and none without answers more often than this.
-HEARTBEAT_S, NEWS_S = 1.0, 0.1
+# A stream carries no message without answers more often than this.
+NEWS_S = 0.1
 # How long accepted commands may take when the server ends with sequences left.
 LAST_COMMANDS_S = 3.0
 MAX_UINT32 = 2**32 - 1
@@ -41,7 +42,7 @@ Outbox = asyncio.Queue[tuple[list[Answer], int, model_pb2.Load | None] | None]
 class Stream:
     outbox: Outbox = field(default_factory=asyncio.Queue)
     # What its client's generations need.
-    demand: model_pb2.Demand = field(default_factory=model_pb2.Demand)
+    reservation: model_pb2.Reservation = field(default_factory=model_pb2.Reservation)
     # Of its client's target, if that has another tokenizer.
     vocabulary: SharedVocabulary | None = None
     # Set if the next heartbeat is due early.
@@ -50,14 +51,14 @@ class Stream:
     is_drained: bool = False
 
 
-class ModelServicer(ABC):
-    """Base of both services. A subclass adds one job: its command message and its answer."""
-
-    # DraftResponse or TargetResponse.
-    response_class: type[Any]
-
-    def __init__(self, engine: Engine) -> None:
+class ModelServicer:
+    def __init__(self, engine: Engine, role: str, kinds: Sequence[JobKind]) -> None:
+        """`role`: as in the model info. `kinds`: of the jobs that the server executes, one for each command."""
         self._engine = engine
+        self._role = role
+        self._kinds = {kind.command: kind for kind in kinds}
+        self._kinds_by_result = {kind.result_class: kind for kind in kinds}
+        self._allowed_commands = f"one of open, fork, truncate, release, {', '.join(self._kinds)} at a {role} server"
         self._instance_id = secrets.token_hex(8)
         model = engine.model
         self._grammars = GrammarEngine(engine.tokenizer_files["tokenizer.json"], model.vocab_size, model.eos_token_ids)
@@ -65,22 +66,6 @@ class ModelServicer(ABC):
         self._sessions: dict[str, EngineSession] = {}
         self._streams: set[Stream] = set()
         self._is_draining = False
-
-    @abstractmethod
-    def parse_job(self, command: Any) -> Command:
-        """Converts this service's own command. Raises InvalidArgument."""
-
-    def parse_vocabulary(self, request: Any) -> SharedVocabulary | None:
-        """Converts a message's vocabulary, if it has one. Raises InvalidArgument."""
-        return None
-
-    @abstractmethod
-    def fill_answer(self, message: Any, result: Any) -> None:
-        """Writes a job's result, or a part of it, to its answer message."""
-
-    def split_result(self, result: Any) -> Iterable[Any]:
-        """Splits a job's result into messages, the answer last. By default it is one."""
-        return (result,)
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         stream = Stream()
@@ -92,8 +77,8 @@ class ModelServicer(ABC):
         heart = asyncio.create_task(self._beat(stream))
         self._streams.add(stream)
         try:
-            hello = model_pb2.Hello(session_id=session_id, instance_id=self._instance_id)
-            yield self.response_class(hello=hello)
+            session_info = model_pb2.SessionInfo(session_id=session_id, instance_id=self._instance_id)
+            yield model_pb2.SessionResponse(session_info=session_info)
             while (ready := await outbox.get()) is not None:
                 for message in self._responses(*ready):
                     yield message
@@ -112,10 +97,10 @@ class ModelServicer(ABC):
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         engine = self._engine
         forward_times = await self.forward_times()
-        return model_pb2.ModelCard(
+        return model_pb2.ModelInfo(
             name=engine.config.model,
             dtype=engine.config.dtype,
-            quantization=engine.config.quantization,
+            quantization=engine.quantization,
             implementation=engine.model.implementation,
             weights_fingerprint=engine.weights_fingerprint,
             tokenizer_fingerprint=engine.tokenizer_fingerprint,
@@ -128,7 +113,7 @@ class ModelServicer(ABC):
             num_states=engine.pool.states.num_slots,
             instance_id=self._instance_id,
             protocol_version=PROTOCOL_VERSION,
-            arithmetic=engine.check.arithmetic,
+            numerics=engine.check.numerics,
             batch_invariant=not engine.check.variant_parts,
             device=engine.config.device,
             device_ids=engine.device_ids,
@@ -141,6 +126,7 @@ class ModelServicer(ABC):
             num_mask_tokens=engine.num_masks,
             multi_steps=engine.multi_steps,
             grammar_engine=GRAMMAR_ENGINE,
+            role=self._role,
         )
 
     async def forward_times(self) -> list[tuple[int, float]]:
@@ -161,7 +147,7 @@ class ModelServicer(ABC):
     async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         for name, data in self._engine.tokenizer_files.items():
             for start in range(0, max(1, len(data)), SPLIT_BYTES):
-                yield model_pb2.TokenizerPiece(file_name=name, data=data[start : start + SPLIT_BYTES])
+                yield model_pb2.TokenizerChunk(file_name=name, data=data[start : start + SPLIT_BYTES])
 
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         session = self._find_session(request.session_id)
@@ -194,9 +180,6 @@ class ModelServicer(ABC):
         for stream in self._streams:
             stream.outbox.put_nowait(None)
 
-    def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
-        _check_ids(name, tokens, self._engine.model.vocab_size)
-
     def _find_session(self, session_id: str) -> EngineSession:
         if session_id not in self._sessions:
             raise NotFound(f"session {session_id[:80]!r} is not open")
@@ -207,10 +190,10 @@ class ModelServicer(ABC):
             async for request in requests:
                 # Ends the stream: answers to millions of commands would exhaust memory.
                 require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
-                if request.HasField("demand"):
-                    stream.demand = request.demand
+                if request.HasField("reservation"):
+                    stream.reservation = request.reservation
                     self._tell_others(stream)
-                stream.vocabulary = self.parse_vocabulary(request) or stream.vocabulary
+                stream.vocabulary = self._parse_vocabulary(request) or stream.vocabulary
                 commands = [self._parse(command, stream.vocabulary) for command in request.commands]
                 self._engine.worker.submit(session, commands)
         except asyncio.CancelledError:
@@ -231,15 +214,15 @@ class ModelServicer(ABC):
 
     def _load_for(self, stream: Stream) -> model_pb2.Load:
         worker = self._engine.worker
-        others = [each.demand for each in self._streams if each is not stream]
+        others = [each.reservation for each in self._streams if each is not stream]
         return model_pb2.Load(
-            others=model_pb2.Demand(
+            others=model_pb2.Reservation(
                 num_generations=min(MAX_UINT32, sum(each.num_generations for each in others)),
                 reserved_tokens=min(MAX_UINT32, sum(each.reserved_tokens for each in others)),
             ),
             num_others=sum(each.num_generations > 0 for each in others),
             free_blocks=self._engine.pool.num_free,
-            busy=worker.load.busy(worker.step_s),
+            utilization=worker.load.utilization(worker.step_s),
             slowdown=worker.load.slowdown,
             is_draining=self._is_draining,
         )
@@ -248,6 +231,16 @@ class ModelServicer(ABC):
         for each in self._streams:
             if each is not stream:
                 each.has_news.set()
+
+    def _parse_vocabulary(self, request: model_pb2.SessionRequest) -> SharedVocabulary | None:
+        """Returns None if the message has none. Raises InvalidArgument."""
+        if not request.HasField("vocabulary"):
+            return None
+        takes_one = all(kind.takes_vocabulary for kind in self._kinds.values())
+        require(takes_one, "vocabulary", "set", f"left out at a {self._role} server")
+        vocabulary = vocabulary_from_message(request.vocabulary)
+        check_ids("draft_token_ids", request.vocabulary.draft_token_ids, self._engine.model.vocab_size)
+        return vocabulary
 
     def _parse(self, message: Any, vocabulary: SharedVocabulary | None) -> Command:
         """Converts a command. An invalid one becomes a Refuse, which fails in the sequence's order."""
@@ -258,12 +251,15 @@ class ModelServicer(ABC):
                     options = replace(_options(message.open), vocabulary=vocabulary)
                     if message.open.grammar:
                         require(vocabulary is None, "grammar", "set", "left out with a SharedVocabulary")
-                        options = replace(options, grammar=self._grammars.grammar(message.open.grammar))
+                        grammar = self._grammars.grammar(
+                            message.open.grammar, options.cache_salt, message.open.grammar_bytes
+                        )
+                        options = replace(options, grammar=grammar)
                     # An id outside the vocabulary would fail the engine step that bans it, for every job.
                     vocab_size, drawn = self._engine.model.vocab_size, None
                     if vocabulary is not None:
                         vocab_size, drawn = vocabulary.target_vocab_size, vocabulary.in_target
-                    _check_ids("eos_token_ids", options.eos_token_ids, vocab_size)
+                    check_ids("eos_token_ids", options.eos_token_ids, vocab_size)
                     options.sampling.check_token_ids(vocab_size, options.eos_token_ids, drawn)
                     _log_opened(message.sequence_id, options)
                     return Open(*ids, options)
@@ -275,10 +271,12 @@ class ModelServicer(ABC):
                     return Release(*ids)
                 case None:
                     raise InvalidArgument.of_value("command", None, "set")
-                case kind:
+                case name:
+                    if (kind := self._kinds.get(name)) is None:
+                        raise InvalidArgument.of_value("command", name, self._allowed_commands)
                     # Before it is copied.
-                    self._check_tail(len(getattr(message, kind).tail_tokens))
-                    return self.parse_job(message)
+                    self._check_tail(len(getattr(message, name).tail_tokens))
+                    return kind.parse(message)
         except PacelineError as error:
             return Refuse(*ids, error)
 
@@ -289,38 +287,30 @@ class ModelServicer(ABC):
             )
 
     def _responses(self, answers: list[Answer], steps: int, load: model_pb2.Load | None) -> Iterable[Any]:
-        response = self.response_class(engine_steps=steps, load=load)
+        response = model_pb2.SessionResponse(engine_steps=steps, load=load)
         size = 0
         for answer in answers:
-            for part in self._parts(answer.result):
-                message = response.answers.add()
-                message.command_id = answer.command_id
-                self._fill(message, part, answer.cache_length)
+            kind = self._kinds_by_result.get(type(answer.result))
+            for part in (answer.result,) if kind is None else kind.split(answer.result):
+                message = response.answers.add(command_id=answer.command_id)
+                if kind is None:
+                    _fill(message, part, answer.cache_length)
+                else:
+                    kind.fill(message, part)
                 size += message.ByteSize()
                 if size > SPLIT_BYTES:
                     yield response
-                    response, size = self.response_class(engine_steps=steps), 0
+                    response, size = model_pb2.SessionResponse(engine_steps=steps), 0
         yield response
 
-    def _parts(self, result: Any) -> Iterable[Any]:
-        return (result,) if isinstance(result, PacelineError | Opened) else self.split_result(result)
 
-    def _fill(self, message: Any, part: Any, cache_length: int | None) -> None:
-        if isinstance(part, PacelineError):
-            message.failure.status.CopyFrom(status_of(part))
-            if cache_length is not None:
-                message.failure.cache_length = cache_length
-        elif isinstance(part, Opened):
-            message.opened.SetInParent()
-        else:
-            self.fill_answer(message, part)
-
-
-def _check_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
-    worst = max(tokens, default=0)
-    # The text is made only for an error: this runs for every command.
-    if worst >= vocab_size:
-        raise InvalidArgument.of_value(name, worst, f"token ids in [0, {vocab_size})")
+def _fill(message: model_pb2.Answer, result: PacelineError | OpenAck, cache_length: int | None) -> None:
+    if isinstance(result, OpenAck):
+        message.open_ack.SetInParent()
+        return
+    message.failure.status.CopyFrom(status_of(result))
+    if cache_length is not None:
+        message.failure.cache_length = cache_length
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:

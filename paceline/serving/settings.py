@@ -2,8 +2,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from paceline.engine.config import EngineConfig
+from paceline.engine.engine_config import EngineConfig
 from paceline.settings import GrpcSettings, ListenAddress, ServiceSettings
+
+# Limits of a support (`paceline.serving.propose_job.Support`), unless a draft server's settings say others.
+SUPPORT_SIZE, SUPPORT_MASS = 256, 0.995
 
 
 class ModelServerSettings(GrpcSettings, ServiceSettings, EngineConfig):  # type: ignore[misc]  # both say how pydantic treats them
@@ -13,9 +16,10 @@ class ModelServerSettings(GrpcSettings, ServiceSettings, EngineConfig):  # type:
         "listen", "model", "device", "dtype", "quantization", "max_model_len", "kv_cache_memory", "threads",
         "gpu_memory_utilization",
     )  # fmt: skip
-    without_flag: ClassVar[tuple[str, ...]] = ("step_timeout", "waiting")
+    without_flag: ClassVar[tuple[str, ...]] = ("step_timeout", "batch_delay")
 
-    listen: ListenAddress = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
+    # Each role has its own default.
+    listen: ListenAddress = Field(description="HOST:PORT or unix:PATH")
     step_timeout: float = Field(
         300.0, gt=0, le=86400, description="seconds after which an engine step counts as hung and the server exits"
     )

@@ -26,14 +26,14 @@ class StepMetrics:
             return Histogram(f"paceline_engine_step_{name}", text, buckets=bounds, registry=registry)
 
         self._seconds = histogram("seconds", "Engine step duration in seconds.", SHORT_S)
-        self._rows = histogram("rows", "Tokens per engine step.", COUNTS)
-        self._jobs = histogram("jobs", "Jobs of a step, its batch size.", COUNTS)
+        self._tokens = histogram("tokens", "Tokens per engine step.", COUNTS)
+        self._batch_size = histogram("batch_size", "Jobs of a step, its batch size.", COUNTS)
         self._failed = Counter("paceline_engine_failed_jobs", "Jobs that failed in the engine.", registry=registry)
 
     def on_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
         self._seconds.observe(duration_s)
-        self._rows.observe(num_rows)
-        self._jobs.observe(num_jobs)
+        self._tokens.observe(num_rows)
+        self._batch_size.observe(num_jobs)
         if num_failed:
             self._failed.inc(num_failed)
 
@@ -59,7 +59,7 @@ class EngineState(Collector):
     def _model(self) -> Iterator[Metric]:
         config = self._engine.config
         names = {
-            "model": config.model, "dtype": config.dtype, "quantization": config.quantization, "device": config.device
+            "model": config.model, "dtype": config.dtype, "quantization": self._engine.quantization, "device": config.device
         }  # fmt: skip
         yield InfoMetricFamily("paceline_model", "The served model.", names)
         yield GaugeMetricFamily(
@@ -93,7 +93,9 @@ class EngineState(Collector):
             counts.hit_tokens,
         )
         yield CounterMetricFamily(
-            "paceline_evicted_sequences", "Sequences evicted from the KV cache.", counts.evicted_sequences
+            "paceline_preempted_sequences",
+            "Sequences that lost their KV cache to older ones.",
+            counts.preempted_sequences,
         )
 
 
@@ -114,7 +116,7 @@ class SequenceSpans:
                     "paceline.jobs": usage.jobs,
                     "paceline.read_tokens": usage.read_tokens,
                     "paceline.cached_tokens": usage.cached_tokens,
-                    "paceline.computed_ms": usage.computed_us / 1e3,
+                    "paceline.compute_ms": usage.compute_us / 1e3,
                     "paceline.queued_ms": usage.queued_us / 1e3,
                 }
             )

@@ -88,36 +88,40 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "template_options", "parse_special_tokens", "tools", "tool_choice", "parallel_tool_calls")
+    __slots__ = ("messages", "template_options", "parse_special_tokens", "tools", "tool_choice", "parallel_tool_calls", "template_time")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_TIME_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     template_options: str
     parse_special_tokens: bool
     tools: str
     tool_choice: str
     parallel_tool_calls: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_options: _Optional[str] = ..., parse_special_tokens: _Optional[bool] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ...) -> None: ...
+    template_time: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_options: _Optional[str] = ..., parse_special_tokens: _Optional[bool] = ..., tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., template_time: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "prefix")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
     name: str
     reasoning: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
+    prefix: bool
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ..., prefix: _Optional[bool] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -202,7 +206,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., trace: _Optional[_Union[RoundTrace, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., reasoning: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class RoundTrace(_message.Message):
-    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us", "smoothed_entropies", "allowed_draft_tokens", "draft")
+    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "rpc_us", "smoothed_entropies", "allowed_draft_tokens", "draft_model")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -213,10 +217,10 @@ class RoundTrace(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     TARGET_US_FIELD_NUMBER: _ClassVar[int]
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
-    WIRE_US_FIELD_NUMBER: _ClassVar[int]
+    RPC_US_FIELD_NUMBER: _ClassVar[int]
     SMOOTHED_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     round: int
     drafter: str
     reason: str
@@ -227,11 +231,11 @@ class RoundTrace(_message.Message):
     draft_us: int
     target_us: int
     queued_us: int
-    wire_us: int
+    rpc_us: int
     smoothed_entropies: _containers.RepeatedScalarFieldContainer[float]
     allowed_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
-    draft: str
-    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ..., smoothed_entropies: _Optional[_Iterable[float]] = ..., allowed_draft_tokens: _Optional[_Iterable[int]] = ..., draft: _Optional[str] = ...) -> None: ...
+    draft_model: str
+    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., rpc_us: _Optional[int] = ..., smoothed_entropies: _Optional[_Iterable[float]] = ..., allowed_draft_tokens: _Optional[_Iterable[int]] = ..., draft_model: _Optional[str] = ...) -> None: ...
 
 class TracedDraft(_message.Message):
     __slots__ = ("token_id", "text", "accepted", "q", "p", "r", "target_id", "target_text")
@@ -292,7 +296,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ..., unenforced: _Optional[_Iterable[str]] = ..., reasoning_tokens: _Optional[int] = ..., matched_stop: _Optional[str] = ..., context_full: _Optional[bool] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance", "rounds_by_accepted", "prediction_accepted", "prediction_rejected", "forced")
+    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance_rate", "rounds_by_accepted", "prediction_accepted", "prediction_rejected", "forced")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -300,7 +304,7 @@ class SpeculationFigures(_message.Message):
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
-    SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_RATE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_BY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -312,28 +316,28 @@ class SpeculationFigures(_message.Message):
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     mean_acceptance_length: float
     lenience: float
-    synthetic_acceptance: float
+    synthetic_acceptance_rate: float
     rounds_by_accepted: _containers.RepeatedScalarFieldContainer[int]
     prediction_accepted: int
     prediction_rejected: int
     forced: int
-    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., forced: _Optional[int] = ...) -> None: ...
+    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance_rate: _Optional[float] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., forced: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("first_token_us", "total_us", "draft_us", "target_us", "queued_us", "wire_us")
+    __slots__ = ("first_token_us", "total_us", "draft_us", "target_us", "queued_us", "rpc_us")
     FIRST_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     TARGET_US_FIELD_NUMBER: _ClassVar[int]
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
-    WIRE_US_FIELD_NUMBER: _ClassVar[int]
+    RPC_US_FIELD_NUMBER: _ClassVar[int]
     first_token_us: int
     total_us: int
     draft_us: int
     target_us: int
     queued_us: int
-    wire_us: int
-    def __init__(self, first_token_us: _Optional[int] = ..., total_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ...) -> None: ...
+    rpc_us: int
+    def __init__(self, first_token_us: _Optional[int] = ..., total_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., rpc_us: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -348,14 +352,14 @@ class DescribeResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
-    target: _model_pb2.ModelCard
-    draft: _model_pb2.ModelCard
+    target: _model_pb2.ModelInfo
+    draft: _model_pb2.ModelInfo
     defaults: _sampling_pb2.SpeculationParams
     running: int
     max_num_seqs: int
     version: str
     tokenizer: TokenizerInfo
-    def __init__(self, target: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, target: _Optional[_Union[_model_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelInfo, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
     __slots__ = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")

@@ -23,50 +23,62 @@ _sym_db = _symbol_database.Default()
 
 
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
+from paceline.v1 import propose_pb2 as paceline_dot_v1_dot_propose__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
+from paceline.v1 import verify_pb2 as paceline_dot_v1_dot_verify__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x1apaceline/v1/sampling.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerPiece\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xd6\x04\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x12\n\narithmetic\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\x12\x12\n\nnum_states\x18\x19 \x01(\r\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\":\n\x06\x44\x65mand\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\x89\x01\n\x04Load\x12#\n\x06others\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Demand\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x02\x12\x10\n\x08slowdown\x18\x05 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\xb5\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"0\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\x08\n\x06Opened\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x19paceline/v1/propose.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x18paceline/v1/verify.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xe2\x04\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x10\n\x08numerics\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\x12\x12\n\nnum_states\x18\x19 \x01(\r\x12\x0c\n\x04role\x18\x1a \x01(\t\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\"?\n\x0bReservation\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\x95\x01\n\x04Load\x12(\n\x06others\x18\x01 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x13\n\x0butilization\x18\x04 \x01(\x02\x12\x10\n\x08slowdown\x18\x05 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\x9a\x01\n\x0eSessionRequest\x12&\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Command\x12-\n\x0breservation\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SharedVocabulary\"\xa7\x02\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12\'\n\x07propose\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ProposeH\x00\x12%\n\x06verify\x18\x05 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12)\n\x08truncate\x18\x06 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x07 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x08 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x42\t\n\x07\x63ommand\"\x9e\x01\n\x0fSessionResponse\x12.\n\x0csession_info\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionInfo\x12$\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x13.paceline.v1.Answer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\x8a\x02\n\x06\x41nswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12(\n\x08open_ack\x18\x02 \x01(\x0b\x32\x14.paceline.v1.OpenAckH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x12\x32\n\rverify_result\x18\x04 \x01(\x0b\x32\x19.paceline.v1.VerifyResultH\x00\x12\'\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12\x30\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x15.paceline.v1.LogprobsH\x00\x42\x08\n\x06\x61nswer\"\xcc\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\x12\x15\n\rgrammar_bytes\x18\x08 \x01(\x04\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"6\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\t\n\x07OpenAck\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse2\xf2\x02\n\x05Model\x12H\n\x07Session\x12\x1b.paceline.v1.SessionRequest\x1a\x1c.paceline.v1.SessionResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelInfo\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerChunk0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEMODELREQUEST']._serialized_start=93
-  _globals['_DESCRIBEMODELREQUEST']._serialized_end=115
-  _globals['_TOKENIZERREQUEST']._serialized_start=117
-  _globals['_TOKENIZERREQUEST']._serialized_end=135
-  _globals['_TOKENIZERPIECE']._serialized_start=137
-  _globals['_TOKENIZERPIECE']._serialized_end=186
-  _globals['_MODELCARD']._serialized_start=189
-  _globals['_MODELCARD']._serialized_end=787
-  _globals['_FORWARDTIME']._serialized_start=789
-  _globals['_FORWARDTIME']._serialized_end=844
-  _globals['_DEMAND']._serialized_start=846
-  _globals['_DEMAND']._serialized_end=904
-  _globals['_LOAD']._serialized_start=907
-  _globals['_LOAD']._serialized_end=1044
-  _globals['_OPEN']._serialized_start=1047
-  _globals['_OPEN']._serialized_end=1228
-  _globals['_FORK']._serialized_start=1230
-  _globals['_FORK']._serialized_end=1280
-  _globals['_TRUNCATE']._serialized_start=1282
-  _globals['_TRUNCATE']._serialized_end=1308
-  _globals['_RELEASE']._serialized_start=1310
-  _globals['_RELEASE']._serialized_end=1319
-  _globals['_HELLO']._serialized_start=1321
-  _globals['_HELLO']._serialized_end=1369
-  _globals['_OPENED']._serialized_start=1371
-  _globals['_OPENED']._serialized_end=1379
-  _globals['_FAILURE']._serialized_start=1381
-  _globals['_FAILURE']._serialized_end=1470
-  _globals['_TRUNCATEREQUEST']._serialized_start=1472
-  _globals['_TRUNCATEREQUEST']._serialized_end=1546
-  _globals['_TRUNCATERESPONSE']._serialized_start=1548
-  _globals['_TRUNCATERESPONSE']._serialized_end=1588
-  _globals['_RELEASEREQUEST']._serialized_start=1590
-  _globals['_RELEASEREQUEST']._serialized_end=1647
-  _globals['_RELEASERESPONSE']._serialized_start=1649
-  _globals['_RELEASERESPONSE']._serialized_end=1666
+  _globals['_DESCRIBEMODELREQUEST']._serialized_start=146
+  _globals['_DESCRIBEMODELREQUEST']._serialized_end=168
+  _globals['_TOKENIZERREQUEST']._serialized_start=170
+  _globals['_TOKENIZERREQUEST']._serialized_end=188
+  _globals['_TOKENIZERCHUNK']._serialized_start=190
+  _globals['_TOKENIZERCHUNK']._serialized_end=239
+  _globals['_MODELINFO']._serialized_start=242
+  _globals['_MODELINFO']._serialized_end=852
+  _globals['_FORWARDTIME']._serialized_start=854
+  _globals['_FORWARDTIME']._serialized_end=909
+  _globals['_RESERVATION']._serialized_start=911
+  _globals['_RESERVATION']._serialized_end=974
+  _globals['_LOAD']._serialized_start=977
+  _globals['_LOAD']._serialized_end=1126
+  _globals['_SESSIONREQUEST']._serialized_start=1129
+  _globals['_SESSIONREQUEST']._serialized_end=1283
+  _globals['_COMMAND']._serialized_start=1286
+  _globals['_COMMAND']._serialized_end=1581
+  _globals['_SESSIONRESPONSE']._serialized_start=1584
+  _globals['_SESSIONRESPONSE']._serialized_end=1742
+  _globals['_ANSWER']._serialized_start=1745
+  _globals['_ANSWER']._serialized_end=2011
+  _globals['_OPEN']._serialized_start=2014
+  _globals['_OPEN']._serialized_end=2218
+  _globals['_FORK']._serialized_start=2220
+  _globals['_FORK']._serialized_end=2270
+  _globals['_TRUNCATE']._serialized_start=2272
+  _globals['_TRUNCATE']._serialized_end=2298
+  _globals['_RELEASE']._serialized_start=2300
+  _globals['_RELEASE']._serialized_end=2309
+  _globals['_SESSIONINFO']._serialized_start=2311
+  _globals['_SESSIONINFO']._serialized_end=2365
+  _globals['_OPENACK']._serialized_start=2367
+  _globals['_OPENACK']._serialized_end=2376
+  _globals['_FAILURE']._serialized_start=2378
+  _globals['_FAILURE']._serialized_end=2467
+  _globals['_TRUNCATEREQUEST']._serialized_start=2469
+  _globals['_TRUNCATEREQUEST']._serialized_end=2543
+  _globals['_TRUNCATERESPONSE']._serialized_start=2545
+  _globals['_TRUNCATERESPONSE']._serialized_end=2585
+  _globals['_RELEASEREQUEST']._serialized_start=2587
+  _globals['_RELEASEREQUEST']._serialized_end=2644
+  _globals['_RELEASERESPONSE']._serialized_start=2646
+  _globals['_RELEASERESPONSE']._serialized_end=2663
+  _globals['_MODEL']._serialized_start=2666
+  _globals['_MODEL']._serialized_end=3036
 # @@protoc_insertion_point(module_scope)

@@ -81,7 +81,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., beams: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("enabled", "drafter", "draft_mode", "rule", "num_speculative_tokens", "adaptive", "entropy", "lenience", "draft_temperature", "draft")
+    __slots__ = ("enabled", "drafter", "draft_mode", "rule", "num_speculative_tokens", "adaptive", "entropy", "lenience", "draft_temperature", "draft_model")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +91,7 @@ class SpeculationParams(_message.Message):
     ENTROPY_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafter: str
     draft_mode: DraftMode
@@ -101,8 +101,8 @@ class SpeculationParams(_message.Message):
     entropy: EntropyAdaptive
     lenience: float
     draft_temperature: float
-    draft: str
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_speculative_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ..., draft: _Optional[str] = ...) -> None: ...
+    draft_model: str
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_speculative_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ..., draft_model: _Optional[str] = ...) -> None: ...
 
 class Bounds(_message.Message):
     __slots__ = ("min", "max")

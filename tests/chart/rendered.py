@@ -20,7 +20,7 @@ EVERYTHING: dict[str, Any] = {
         for name in ("small", "large")
     ],
     "coordinator": {"args": ["--max-num-seqs", "64"]},
-    "gateway": {"args": ["--model-name", "ours"], "pod": {"imagePullSecrets": [{"name": "registry"}]}},
+    "gateway": {"args": ["--served-model-name", "ours"], "pod": {"imagePullSecrets": [{"name": "registry"}]}},
     "service": {"type": "LoadBalancer", "port": 443, "annotations": {"example.com/scheme": "internal"}},
     "models": {"size": "50Gi", "storageClass": "fast", "tokenSecret": "hugging-face"},
     "keysSecret": "keys",

@@ -15,9 +15,10 @@ from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
 from paceline.keys import ENVIRONMENT as KEY
-from paceline.keys import make_key
-from paceline.rpc.members import DNS, Members
-from paceline.rpc.server import DRAIN_S, LIVE
+from paceline.keys import is_private_name, make_key
+from paceline.rpc.address_source import DNS, AddressSource
+from paceline.rpc.health import LIVE
+from paceline.rpc.server import DRAIN_S
 from paceline.rpc.tls import ENVIRONMENT as TLS
 from paceline.rpc.tls import find_tls
 from paceline.settings import parse_settings
@@ -77,7 +78,7 @@ def test_every_document_is_valid_and_no_name_is_there_twice(rendered: Rendered) 
     assert set(names.values()) == {1}
 
 
-@pytest.mark.parametrize(("kind", "path", "field", "misspelt"), [
+@pytest.mark.parametrize(("kind", "path", "field", "misspelled"), [
     ("Deployment", ("spec", "template", "spec", "containers", 0), "readinessProbe", "readynessProbe"),
     ("Deployment", ("spec", "template", "spec", "containers", 0, "startupProbe", "grpc"), "service", "name"),
     ("Deployment", ("spec", "strategy", "rollingUpdate"), "maxSurge", "maxSurges"),
@@ -85,13 +86,13 @@ def test_every_document_is_valid_and_no_name_is_there_twice(rendered: Rendered) 
     ("NetworkPolicy", ("spec",), "podSelector", "selector"),
     ("PodDisruptionBudget", ("spec",), "maxUnavailable", "maxUnavailible"),
 ])  # fmt: skip
-def test_a_misspelt_field_is_found(kind: str, path: tuple[Any, ...], field: str, misspelt: str) -> None:
+def test_a_misspelled_field_is_found(kind: str, path: tuple[Any, ...], field: str, misspelled: str) -> None:
     document = copy.deepcopy(Rendered({}).of_kind(kind)[0])
     validate(document)
     inner: Any = document
     for step in path:
         inner = inner[step]
-    inner[misspelt] = inner.pop(field)
+    inner[misspelled] = inner.pop(field)
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(document)
 
@@ -126,7 +127,7 @@ def test_names_in_dns_lead_to_the_ready_pods_that_they_should(rendered: Rendered
             if text == "none":
                 assert not any(role_of(each) == "draft" for each in rendered.deployments)
                 continue
-            assert not Members(flag, text).is_fixed
+            assert not AddressSource(flag, text).is_fixed
             name, _, port = text.removeprefix(DNS).rpartition(":")
             service = rendered.services[name]
             assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", False)
@@ -230,17 +231,17 @@ def test_secrets_are_used_where_they_are_named_and_nowhere_else(everything: Rend
     assert "secret" not in str(Rendered({}).documents).lower()
     for deployment in everything.deployments:
         role, environment = role_of(deployment), environment_of(deployment)
-        is_front = role in ("coordinator", "gateway")
+        is_public = role in ("coordinator", "gateway")
         prefix, keys = f"PACELINE_{role.upper()}_", "/etc/paceline/keys/api_keys"
-        assert environment.get(f"{prefix}API_KEYS") == (keys if is_front else None)
+        assert environment.get(f"{prefix}API_KEYS") == (keys if is_public else None)
         assert f"{prefix}NO_KEYS" not in environment
         assert (KEY in environment) is (role == "gateway")
-        assert ("HF_TOKEN" in environment) is not is_front
+        assert ("HF_TOKEN" in environment) is not is_public
         mounted = {each["name"] for each in container_of(deployment)["volumeMounts"]}
-        assert {"keys", "tls"} & mounted == ({"keys", "tls"} if is_front else {"tls"})
+        assert {"keys", "tls"} & mounted == ({"keys", "tls"} if is_public else {"tls"})
         # Model servers have no keys: a caller needs a certificate.
-        assert (f"{prefix}TLS_CLIENT_CA" in environment) is not is_front
-        if is_front:
+        assert (f"{prefix}TLS_CLIENT_CA" in environment) is not is_public
+        if is_public:
             assert environment[f"{prefix}SERVERS_TLS_NAME"] == "services"
 
 
@@ -269,6 +270,16 @@ def test_each_service_takes_its_flags_and_variables(
             assert settings.servers_tls.ca == str(issued.ca)
         else:
             assert settings.tls.ca == str(issued.ca)
+
+
+def test_gateways_without_keys_serve_each_name_of_their_service() -> None:
+    rendered = Rendered({})
+    service = "it-gateway"
+    assert service in rendered.services
+    gateway = next(each for each in rendered.deployments if role_of(each) == "gateway")
+    settings = GatewaySettings(allowed_hosts=environment_of(gateway)["PACELINE_GATEWAY_ALLOWED_HOSTS"])
+    for name in (service, f"{service}.here", f"{service}.here.svc", f"{service}.here.svc.cluster.local"):
+        assert settings.allows_host(name) or is_private_name(name), name
 
 
 @pytest.mark.parametrize(("values", "claims", "created"), [

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.client import AsyncClient, Client
 from paceline.errors import InvalidArgument, Unavailable, Unreachable
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.services import Service, Trio, running, start_service
 
 COMMANDS = [("generate", "x"), ("chat",), ("plan", "--measure"), ("bench",)]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.model_folder import write_model

@@ -9,8 +9,8 @@ from rich.console import Console
 from coordinator.config import CoordinatorSettings
 from paceline.cli.demo import TIMED_RUNS, compare, demo
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.services import Trio
 
 

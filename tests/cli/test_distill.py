@@ -35,7 +35,7 @@ def test_a_device_that_is_not_there_is_named_before_anything_is_written(paceline
 
 
 def test_a_beginning_of_another_vocabulary_is_named(paceline, tmp_path: Path) -> None:
-    ran = paceline("distill", "--out", tmp_path / "work", "--target", "dummy:tiny", "--begin-with", "smollm2-135m")
-    said = "begin_with 'smollm2-135m': its vocab_size is 49152; it must be the target's, 512"
+    ran = paceline("distill", "--out", tmp_path / "work", "--target", "dummy:tiny", "--init-from", "smollm2-135m")
+    said = "init_from 'smollm2-135m': its vocab_size is 49152; it must be the target's, 512"
     assert (ran.code, said in ran.err) == (1, True), ran.err
     assert not (tmp_path / "work").exists()

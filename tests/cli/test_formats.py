@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from paceline.cli.printing import legend, line
-from paceline.client import AsyncClient, Finish, Piece, RoundTrace, Speculation, Timing, TracedDraft
-from paceline.formats import OutputFormat
+from paceline.client import AsyncClient, Chunk, Finish, RoundTrace, Speculation, Timing, TracedDraft
+from paceline.output_format import OutputFormat
 from paceline.results import Deployment, Model, TokenizerInfo
-from paceline.speculation import SpeculationParams
+from paceline.speculation_params import SpeculationParams
 
 SCHEMA = '{"type": "object"}'
 GBNF, LARK = 'root ::= "a"\n', '%llguidance {}\n\nstart: "a"\n'
 FIGURES = Speculation(1, 0, 0, [], [], 1.0, forced=1)
-PIECE = Piece("{}", [1, 2], "TF", [1, 1], finish=Finish("stop", 3, 0, 2, 7, FIGURES, Timing(1, 2, 0, 1, 0, 0)))
+CHUNK = Chunk("{}", [1, 2], "TF", [1, 1], finish=Finish("stop", 3, 0, 2, 7, FIGURES, Timing(1, 2, 0, 1, 0, 0)))
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> list[OutputFormat | None]:
     """The formats that clients were given; a token drawn and one forced answer each."""
     asked: list[OutputFormat | None] = []
 
-    async def stream(self: AsyncClient, *arguments: Any, **options: Any) -> AsyncGenerator[Piece, None]:
+    async def stream(self: AsyncClient, *arguments: Any, **options: Any) -> AsyncGenerator[Chunk, None]:
         asked.append(options["format"])
-        yield PIECE
+        yield CHUNK
 
     async def describe(self: AsyncClient) -> Deployment:
         model = Model("tiny", "float32", "none", "own", "auto", "cpu", 9, 64, True)
@@ -103,8 +103,8 @@ def test_forced_tokens_are_counted_where_there_are_any(paceline, formats, monkey
     ran = paceline("generate", "x", "--choice", "a", "--stats")
     assert "forced" in ran.err
     assert "1 (50%)" in ran.err
-    finish = replace(PIECE.finish, speculation=replace(FIGURES, forced=0))
-    monkeypatch.setitem(globals(), "PIECE", replace(PIECE, finish=finish))
+    finish = replace(CHUNK.finish, speculation=replace(FIGURES, forced=0))
+    monkeypatch.setitem(globals(), "CHUNK", replace(CHUNK, finish=finish))
     assert "forced" not in paceline("generate", "x", "--choice", "a", "--stats").err
 
 
@@ -117,10 +117,10 @@ def trace(*proposed: TracedDraft, num_accepted: int = 0) -> RoundTrace:
     return RoundTrace(1, "ngram", "", 4, list(proposed), num_accepted, [], [], [], 0, 0, 0, 0)
 
 
-TRACED: dict[str, tuple[Piece, str]] = {
-    "after a token": (Piece("a:b", [1, 2, 3], "TFF", [1, 1, 1], trace=trace()), "*a =: =b"),
+TRACED: dict[str, tuple[Chunk, str]] = {
+    "after a token": (Chunk("a:b", [1, 2, 3], "TFF", [1, 1, 1], trace=trace()), "*a =: =b"),
     "after a rejected draft": (
-        Piece("abc", [1, 2, 3], "ARF", [1, 1, 1], trace=trace(TracedDraft(1, "a", True), TracedDraft(9, "x", False), num_accepted=1)),
+        Chunk("abc", [1, 2, 3], "ARF", [1, 1, 1], trace=trace(TracedDraft(1, "a", True), TracedDraft(9, "x", False), num_accepted=1)),
         "+a -x >b =c",
     ),
 }  # fmt: skip
@@ -128,5 +128,5 @@ TRACED: dict[str, tuple[Piece, str]] = {
 
 @pytest.mark.parametrize("name", TRACED)
 def test_a_trace_shows_forced_tokens_in_their_place(name: str) -> None:
-    piece, tokens = TRACED[name]
-    assert f"| {tokens} |" in line(piece).plain
+    chunk, tokens = TRACED[name]
+    assert f"| {tokens} |" in line(chunk).plain

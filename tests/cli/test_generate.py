@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.services import Trio
 
 KEYS = [
@@ -42,11 +42,11 @@ def test_penalties_and_logprobs_are_those_of_the_client(paceline, tiny_trio: Tri
     )  # fmt: skip
     assert ran.code == 0, ran.err
     line = json.loads(ran.out)
-    penalised = SamplingParams(
+    penalized = SamplingParams(
         max_tokens=120, min_tokens=120, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, logprobs=2
     )
     with Client(tiny_trio.address) as client:
-        expected = client.complete("say it", penalised, raw=True)
+        expected = client.complete("say it", penalized, raw=True)
         plain = client.complete("say it", SamplingParams(max_tokens=120, min_tokens=120), raw=True)
     assert line["token_ids"] == expected.token_ids != plain.token_ids
     assert [each["logprob"] for each in line["logprobs"]] == pytest.approx([e.logprob for e in expected.logprobs])
@@ -113,7 +113,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
             {"entropy_beta": 0.5},
             "it must be left out unless num_speculative_tokens is entropy",
         ),
-        ((), {"draft": "another"}, "draft is 'another'; it must be one of dummy:tiny"),
+        ((), {"draft_model": "another"}, "draft_model is 'another'; it must be one of dummy:tiny"),
         (("--prompts", "nowhere.jsonl"), {}, "PROMPT and --prompts are given; give one of them"),
     ],
 )
@@ -192,9 +192,7 @@ def test_json_has_an_object_for_each_sample(paceline, tiny_trio: Trio) -> None:
     assert all(len(each["logprobs"]) == len(each["token_ids"]) for each in found)
 
 
-def test_colours_are_for_terminals_and_are_explained(
-    paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colors_are_for_terminals_and_are_explained(paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     drafts = ("--drafter", "model", "--num-speculative-tokens", 4)
     flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 9, "--ignore-eos", "--color", *drafts)
     plain = paceline("generate", "x", *flags)

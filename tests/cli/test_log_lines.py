@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paceline.cli.services import MAX_LINE_BYTES, LastWords, lines_of
+from paceline.cli.services import MAX_LINE_BYTES, ExitReason, lines_of
 
 LONG = 5 * MAX_LINE_BYTES + 1
 
@@ -32,14 +32,14 @@ async def test_all_that_a_process_writes_is_read(program: str, expected: list[st
 
 
 @pytest.mark.parametrize("length", [1, MAX_LINE_BYTES - 1, MAX_LINE_BYTES, MAX_LINE_BYTES + 1, 2 * MAX_LINE_BYTES])
-@pytest.mark.parametrize("piece", [MAX_LINE_BYTES - 1, MAX_LINE_BYTES])
-async def test_how_a_line_arrives_makes_no_line_of_its_own(length: int, piece: int) -> None:
+@pytest.mark.parametrize("chunk", [MAX_LINE_BYTES - 1, MAX_LINE_BYTES])
+async def test_how_a_line_arrives_makes_no_line_of_its_own(length: int, chunk: int) -> None:
     stream, written = asyncio.StreamReader(limit=2**22), b"x" * length + b"\nb\n"
 
     async def write() -> None:
-        for start in range(0, len(written), piece):
-            stream.feed_data(written[start : start + piece])
-            # The reader takes this piece before the next one comes.
+        for start in range(0, len(written), chunk):
+            stream.feed_data(written[start : start + chunk])
+            # The reader takes this chunk before the next one comes.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         stream.feed_eof()
@@ -70,7 +70,7 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <m
     ids=["its own last line", "before a library's end", "an exception of none of ours", "killed", "silent"],
 )
 def test_why_a_process_ended(lines: list[str], said: str) -> None:
-    words = LastWords()
+    words = ExitReason()
     for line in lines:
-        words.hear(line)
+        words.add_line(line)
     assert words.of(3) == said

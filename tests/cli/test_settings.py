@@ -10,7 +10,7 @@ from gateway.config import GatewaySettings
 from paceline.cli.stack import make_stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.settings import Settings, as_flags, parse_settings
-from paceline.speculation import Bounds, EntropyAdaptive
+from paceline.speculation_params import Bounds, EntropyAdaptive
 from target_server.config import TargetSettings
 from tests.certificates import Authority
 
@@ -119,7 +119,7 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"coordinator": {"draft": "unix:/tmp/a#b"}}, ["--draft", "'unix:/tmp/a#b'", "107 bytes", ", # ? %"]),
         ({"coordinator": {"target": "unix:/tmp/a%b"}}, ["--target", "'unix:/tmp/a%b'", "107 bytes", ", # ? %"]),
         ({"target": {"listen": "unix://tmp/x"}}, ["--listen", "'unix://tmp/x'", "absolute PATH"]),
-        ({"gateway": {"listen": "unix:/tmp/a?b"}}, ["--http", "'unix:/tmp/a?b'", "107 bytes", ", # ? %"]),
+        ({"gateway": {"listen": "unix:/tmp/a?b"}}, ["--http-listen", "'unix:/tmp/a?b'", "107 bytes", ", # ? %"]),
         ({"gateway": {"coordinators": "unix:/tmp/a?b"}}, ["--coordinators", "'unix:/tmp/a?b'", "107 bytes", ", # ? %"]),
         ({"coordinator": {"listen": "0.0.0.0:50050"}}, ["--listen 0.0.0.0:50050", "--api-keys FILE", "--no-keys"]),
         ({"coordinator": {"api_keys": "keys", "no_keys": True}}, ["--api-keys and --no-keys", "one of them"]),

@@ -1,4 +1,4 @@
-"""`paceline generate --trace`: a line for each run of the target, to be read with colours and without."""
+"""`paceline generate --trace`: a line for each run of the target, to be read with colors and without."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.printing import line
-from paceline.client import Client, Piece, RoundTrace, TracedDraft
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.client import Chunk, Client, RoundTrace, TracedDraft
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 from tests.services import Trio
 
 FLAGS = ("--raw", "--max-tokens", 40, "--ignore-eos", "--num-speculative-tokens", 4, "--drafter", "model")
@@ -22,7 +22,7 @@ def drafted(text: str, accepted: bool, *numbers: float) -> TracedDraft:
     return TracedDraft(1, text, accepted, *numbers)
 
 
-REJECTING = Piece(
+REJECTING = Chunk(
     text=" the sky",
     token_ids=[1, 2],
     origins="AR",
@@ -37,31 +37,31 @@ REJECTING = Piece(
 def test_a_round_is_a_line_of_tokens_numbers_and_times() -> None:
     assert line(REJECTING).plain == (
         "   7 | k 4  model | +·the -·sea\\n >·sky ~. | q 0.50 0.80 | p 0.75 0.10 | r 0.90 0.60 | "
-        "H 0.25 | smoothed 0.12 | allows 7 | draft 3.1, target 20.4, queued 0.1, wire 0.6 ms"
+        "H 0.25 | smoothed 0.12 | allows 7 | draft 3.1, target 20.4, queued 0.1, rpc 0.6 ms"
     )
 
 
-def test_each_kind_of_token_has_a_colour_and_a_sign_of_its_own() -> None:
+def test_each_kind_of_token_has_a_color_and_a_sign_of_its_own() -> None:
     shown = line(REJECTING)
-    colours = {shown.plain[span.start]: span.style for span in shown.spans}
-    assert colours == {"+": "green", "-": "red", ">": "blue", "~": "dim"}
+    colors = {shown.plain[span.start]: span.style for span in shown.spans}
+    assert colors == {"+": "green", "-": "red", ">": "blue", "~": "dim"}
 
 
 @pytest.mark.parametrize(
-    ("piece", "tokens"),
+    ("chunk", "tokens"),
     [
-        (Piece(" a b", [1, 2], "AB", [2, 2], trace=trace(drafted(" a", True), num_accepted=1)), "model | +·a *·b |"),
-        (Piece(" a", [1], "T", [2], trace=trace(drafter="none", reason="no match")), "no match | *·a |"),
-        (Piece("", [5], "T", [0], trace=trace(drafter="none", reason="no match")), "no match | *[5] |"),
+        (Chunk(" a b", [1, 2], "AB", [2, 2], trace=trace(drafted(" a", True), num_accepted=1)), "model | +·a *·b |"),
+        (Chunk(" a", [1], "T", [2], trace=trace(drafter="none", reason="no match")), "no match | *·a |"),
+        (Chunk("", [5], "T", [0], trace=trace(drafter="none", reason="no match")), "no match | *[5] |"),
         (
-            Piece(" a", [1], "A", [2], trace=trace(drafted(" a", True), drafted(" b", False), num_accepted=1)),
+            Chunk(" a", [1], "A", [2], trace=trace(drafted(" a", True), drafted(" b", False), num_accepted=1)),
             "model | +·a ~·b |",
         ),
     ],
     ids=["all accepted", "nothing proposed", "no text yet", "ended by a draft"],
 )  # fmt: skip
-def test_rounds_without_a_rejection_have_no_correction(piece: Piece, tokens: str) -> None:
-    assert tokens in line(piece).plain
+def test_rounds_without_a_rejection_have_no_correction(chunk: Chunk, tokens: str) -> None:
+    assert tokens in line(chunk).plain
 
 
 def test_trace_prints_a_line_for_each_run_of_the_target(paceline, unlike_trio: Trio) -> None:
@@ -87,7 +87,7 @@ def test_trace_prints_a_line_for_each_run_of_the_target(paceline, unlike_trio: T
     assert "+ accepted draft, - rejected draft" in ran.err
 
 
-def test_colours_come_where_they_are_forced(paceline, unlike_trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colors_come_where_they_are_forced(paceline, unlike_trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     flags = (*FLAGS, "--temperature", 0.9, "--seed", 3, "--trace")
     ran = paceline("generate", "t3 t1", "--address", unlike_trio.address, *flags)
@@ -109,8 +109,8 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
         assert "".join(record["text"] for record in own) == sample["text"]
     assert set(records[0]) == {
         "index", "choice", "round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies",
-        "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
-        "draft",
+        "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "rpc_us", "token_ids", "text",
+        "draft_model",
     }  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from paceline.client import Client
 from paceline.errors import ConfigError, Unauthenticated, Unreachable
 from paceline.keys import make_key
 from paceline.rpc.channel import check_address
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.certificates import made_as_documented
 from tests.gateway.conftest import free_port
 from tests.observability.collector import Collector
@@ -53,7 +53,7 @@ def running_up(folder: Path, address: str, *flags: str) -> Iterator[subprocess.P
         *TINY,
         "--listen",
         address,
-        "--http",
+        "--http-listen",
         f"unix:{folder}/gateway.sock",
         *flags,
     ]
@@ -181,7 +181,7 @@ def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(t
     services, me = made["services"], made["me"]
     address, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     files = ("--tls-cert", services.cert, "--tls-key", services.key, "--tls-ca", services.ca, "--tls-client-ca", me.ca)
-    with running_up(tmp_path, address, "--http", http, *map(str, files)) as process:
+    with running_up(tmp_path, address, "--http-listen", http, *map(str, files)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"ready {address} https://{http}\n"
         with Client(address, tls=me.tls) as client:
@@ -210,6 +210,6 @@ def test_certificates_without_their_authority_or_the_other_way_round_are_refused
 
 
 def test_one_address_for_coordinator_and_gateway_is_refused(paceline) -> None:
-    ran = paceline("up", "--listen", "127.0.0.1:50099", "--http", "127.0.0.1:50099")
+    ran = paceline("up", "--listen", "127.0.0.1:50099", "--http-listen", "127.0.0.1:50099")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: --http is '127.0.0.1:50099'; it must be another address than --listen")
+    assert ran.err.startswith("error: --http-listen is '127.0.0.1:50099'; it must be another address than --listen")

@@ -17,13 +17,13 @@ from gateway.app import make_app
 from gateway.config import GatewaySettings
 from gateway.http import HttpConnection
 from tests.clients.clients import DONE, Client
-from tests.clients.scripted import BLOCK_TOKENS, MODEL, Fault, Script, ScriptedCoordinator, Turn
+from tests.clients.scripted import BLOCK_TOKENS, MODEL, HttpError, Script, ScriptedCoordinator, Turn
 from tests.gateway.fake_coordinator import serve
 from tests.services import free_port
 
 TIMEOUT_S = 150
 SILENCE_S = 40
-THOUGHT, TEXT = "Two files are to be written.", "I write both."
+REASONING, TEXT = "Two files are to be written.", "I write both."
 HOST = "127.0.0.1"
 # Texts by the file that the client has to write them to.
 ONE, TWO = {"one.txt": "first"}, {"one.txt": "first", "two.txt": "second"}
@@ -42,12 +42,12 @@ class Situation:
 
 SITUATIONS = {
     "call": Situation(lambda edit: [edit(ONE)]),
-    "two calls": Situation(lambda edit: [edit(TWO, thought=THOUGHT, text=TEXT)], TWO),
+    "two calls": Situation(lambda edit: [edit(TWO, reasoning=REASONING, text=TEXT)], TWO),
     "cut": Situation(lambda edit: [edit(ONE, is_cut=True), edit(ONE)]),
-    "503": Situation(lambda edit: [Turn(fault=Fault.UNAVAILABLE), edit(ONE)], num_refused=1),
-    "break": Situation(lambda edit: [Turn("I begin.", fault=Fault.BREAKS), edit(ONE)]),
+    "503": Situation(lambda edit: [Turn(fault=HttpError.UNAVAILABLE), edit(ONE)], num_refused=1),
+    "break": Situation(lambda edit: [Turn("I begin.", fault=HttpError.BREAKS), edit(ONE)]),
     "silence": Situation(lambda edit: [edit(ONE, silence_s=SILENCE_S)]),
-    "too long": Situation(lambda edit: [edit(ONE), Turn(fault=Fault.TOO_LONG)], num_refused=1),
+    "too long": Situation(lambda edit: [edit(ONE), Turn(fault=HttpError.TOO_LONG)], num_refused=1),
 }
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 import torch
 
-from coordinator.requests import RequestReader
+from coordinator.grammars import Grammars
+from coordinator.request_reader import RequestReader
 from coordinator.tokenizer import Tokenizer
 from paceline.engine.models.weights import find_folder
 from paceline.errors import PacelineError, Unavailable
-from paceline.grammar import GRAMMAR_ENGINE, GrammarEngine
+from paceline.grammar import GRAMMAR_ENGINE
 from paceline.rpc.status import abort_with
-from paceline.speculation import SpeculationParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc, model_pb2
 
 # The embedded model's tokenizer, with the context of the models that people give to agents.
@@ -30,10 +31,10 @@ SHORT_MODEL_LEN = 4096
 BLOCK_TOKENS = 64
 RESTARTING = "the target server is restarting"
 # Characters per round.
-PIECE = 7
+CHUNK = 7
 
 
-class Fault(Enum):
+class HttpError(Enum):
     # Before the first round.
     UNAVAILABLE = 1
     # After the first.
@@ -44,28 +45,28 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: its thought, its text, then its calls."""
+    """One answer: its reasoning, its text, then its calls."""
 
     text: str = ""
-    thought: str = ""
+    reasoning: str = ""
     # Names and arguments.
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     # Ends for its length, within its last call or text.
     is_cut: bool = False
-    fault: Fault | None = None
+    fault: HttpError | None = None
     silence_s: float = 0.0
 
     def rounds(self, request_id: str) -> Iterator[generation_pb2.GenerateResponse]:
-        for thought in _pieces(self.thought):
-            yield _round(reasoning=thought)
+        for reasoning in _pieces(self.reasoning):
+            yield _round(reasoning=reasoning)
         for text in _pieces(self.text, self.is_cut and not self.calls):
             yield _round(text=text)
         for index, (name, arguments) in enumerate(self.calls):
             head = generation_pb2.ToolCallDelta(index=index, id=f"call_{request_id[-20:]}{index}", name=name)
             yield _round(tool_calls=[head])
             is_last = index == len(self.calls) - 1
-            for piece in _pieces(json.dumps(arguments), self.is_cut and is_last):
-                yield _round(tool_calls=[generation_pb2.ToolCallDelta(index=index, arguments=piece)])
+            for chunk in _pieces(json.dumps(arguments), self.is_cut and is_last):
+                yield _round(tool_calls=[generation_pb2.ToolCallDelta(index=index, arguments=chunk)])
 
     @property
     def reason(self) -> generation_pb2.FinishReason:
@@ -108,20 +109,20 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
         names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
         files = {name: (folder / name).read_bytes() for name in names}
         self._tokenizer = Tokenizer(files)
-        grammars = GrammarEngine(files["tokenizer.json"], VOCAB_SIZE, [EOS])
+        grammars = Grammars(files["tokenizer.json"], VOCAB_SIZE, [EOS])
         policies: Any = SimpleNamespace(check=lambda drafter: None)
         self._reader = RequestReader(self._tokenizer, grammars, policies, SpeculationParams())
-        self._card = model_pb2.ModelCard(
+        self._model_info = model_pb2.ModelInfo(
             name=MODEL, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS],
             grammar_engine=GRAMMAR_ENGINE,
         )  # fmt: skip
 
     async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
         tokenizer = generation_pb2.TokenizerInfo(chat_template=self._tokenizer.chat_template)
-        return generation_pb2.DescribeResponse(target=self._card, tokenizer=tokenizer)
+        return generation_pb2.DescribeResponse(target=self._model_info, tokenizer=tokenizer)
 
     async def Tokenize(self, request: Any, context: Any) -> generation_pb2.TokenIds:
-        return generation_pb2.TokenIds(ids=await self._reader.read_prompt(request, self._card))
+        return generation_pb2.TokenIds(ids=(await self._reader.prompts.read(request, self._model_info)).token_ids)
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -133,16 +134,16 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
             await abort_with(context, error)
 
     async def _answer(self, request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        script, card = self.script, self._card
+        script, model_info = self.script, self._model_info
         is_main = bool(request.chat.tools) == script.has_tools
         turn = script.next_turn() if is_main else Turn("A title")
-        if turn.fault is Fault.UNAVAILABLE:
+        if turn.fault is HttpError.UNAVAILABLE:
             raise Unavailable(RESTARTING)
-        if turn.fault is Fault.TOO_LONG:
-            card = model_pb2.ModelCard()
-            card.MergeFrom(self._card)
-            card.max_model_len = SHORT_MODEL_LEN
-        prompt = (await self._reader.read(request, card)).prompt
+        if turn.fault is HttpError.TOO_LONG:
+            model_info = model_pb2.ModelInfo()
+            model_info.MergeFrom(self._model_info)
+            model_info.max_model_len = SHORT_MODEL_LEN
+        prompt = (await self._reader.read(request, model_info)).prompt
         num_cached = max((_num_shared(each.ids, prompt) for each in script.prompts), default=0)
         if is_main:
             script.prompts.append(Prompt(prompt, num_cached))
@@ -155,7 +156,7 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
             each.prompt_tokens, each.cached_prompt_tokens = len(prompt), num_cached
             num_tokens += 1
             yield each
-            if turn.fault is Fault.BREAKS:
+            if turn.fault is HttpError.BREAKS:
                 raise Unavailable(RESTARTING)
         end = generation_pb2.GenerateResponse(prompt_tokens=len(prompt), cached_prompt_tokens=num_cached)
         end.finish.reason = turn.reason
@@ -166,7 +167,7 @@ class ScriptedCoordinator(generation_pb2_grpc.GenerationServicer):
 
 def _pieces(text: str, is_cut: bool = False) -> Iterator[str]:
     end = len(text) // 2 if is_cut else len(text)
-    return (text[at : min(at + PIECE, end)] for at in range(0, end, PIECE))
+    return (text[at : min(at + CHUNK, end)] for at in range(0, end, CHUNK))
 
 
 def _round(**fields: Any) -> generation_pb2.GenerateResponse:

@@ -22,7 +22,7 @@ SOURCES = (
     "Dockerfile", ".dockerignore", "docker-compose.yml", "deploy/compose/tls.yml", "constraints.txt", "pyproject.toml", "README.md",
     "LICENSE", "paceline", "draft_server", "target_server", "coordinator", "gateway",
 )  # fmt: skip
-BUILD_TIMEOUT_S, START_TIMEOUT_S, RESTART_TIMEOUT_S = 600.0, 300.0, 60.0
+BUILD_TIMEOUT_S, START_TIMEOUT_S, RESTART_TIMEOUT_S = 600.0, 900.0, 60.0
 # In a container: kills the service, the child of the init process, as a crash would. (`docker kill` would count as wanted,
 # and nothing would start it again.)
 KILL = (
@@ -57,7 +57,8 @@ class Stack:
 
     def up(self) -> None:
         """Returns when all services are healthy."""
-        self.compose("up", "--detach", "--wait", "--wait-timeout", "280", timeout_s=START_TIMEOUT_S)
+        wait = ("--wait", "--wait-timeout", f"{START_TIMEOUT_S:.0f}")
+        self.compose("up", "--detach", *wait, timeout_s=START_TIMEOUT_S + 20)
 
     def kill(self, service: str) -> None:
         """Kills the process as a crash would. Returns when the engine has started it again."""

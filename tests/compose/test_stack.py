@@ -16,14 +16,14 @@ import pytest
 from paceline.client import AsyncClient, Completion, Tls
 from paceline.errors import PacelineError, Unavailable, Unreachable
 from paceline.rpc.channel import NO_TLS
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.certificates import made_as_documented
 from tests.compose.engine import NoEngine, engine
 from tests.compose.stack import Stack, built_stack
 from tests.telling import Tell, timed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROMPT = "Write a story about a lighthouse keeper and the sea."
 GREEDY = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
@@ -86,8 +86,8 @@ def give_certificates(folder: Path, made: Path) -> None:
 
 
 async def follow(client: AsyncClient, completion: Completion) -> None:
-    async for piece in client.stream(PROMPT, GREEDY):
-        completion.add(piece)
+    async for chunk in client.stream(PROMPT, GREEDY):
+        completion.add(chunk)
 
 
 async def until_under_way(completion: Completion) -> None:
@@ -157,7 +157,7 @@ async def test_a_killed_model_server_changes_no_token(service: str, stack: Stack
 
 
 @pytest.mark.parametrize("service", ["gateway", "coordinator"])
-async def test_a_killed_front_ends_its_clients_calls_and_serves_again(service: str, stack: Stack, tell: Tell) -> None:
+async def test_a_killed_service_ends_its_clients_calls_and_serves_again(service: str, stack: Stack, tell: Tell) -> None:
     expected, whole = await complete(stack, SHORT), await complete(stack, GREEDY)
     disturbed = Completion()
     async with AsyncClient(stack.grpc_address) as client:

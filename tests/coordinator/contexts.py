@@ -3,10 +3,11 @@
 from typing import cast
 
 from coordinator.acceptance import Origin, Outcome
-from coordinator.context import Context, Request
+from coordinator.context import Context
+from coordinator.request import Request
 from coordinator.tokenizer import TextStream
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 
 
 class SilentText:

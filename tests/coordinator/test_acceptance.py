@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict, accept
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, VerifyResult, accept
 from paceline.noise import Purpose, make_key, uniform
-from paceline.speculation import Rule
+from paceline.speculation_params import Rule
 
 Table = NDArray[np.float64]  # [vocab_size, vocab_size]: next token's distribution by the last token
 NUM_DRAWS = 16_384
@@ -52,8 +52,8 @@ def play_round(
         tokens.append(last)
     bonus = draw(target[last], make_key(seed, start, start + num_drafts, Purpose.BONUS))
     proposal = Proposal(tokens, supports, draft_probs)
-    verdict = Verdict([bonus], target_probs, masses, outside_tokens, rule=Rule.REJECTION)
-    return accept(proposal, verdict, RoundNoise(seed, start)), proposal
+    verify_result = VerifyResult([bonus], target_probs, masses, outside_tokens, rule=Rule.REJECTION)
+    return accept(proposal, verify_result, RoundNoise(seed, start)), proposal
 
 
 def alone(distribution: NDArray[np.float64]) -> Table:
@@ -93,10 +93,10 @@ A, B, C = 0, 1, 2
 
 
 def judge_worked(token: int, seed: int) -> Outcome:
-    """The worked example's verdict on one draft."""
+    """The worked example's verify result on one draft."""
     proposal = Proposal([token], [np.arange(3)], [WORKED_Q.astype(np.float32)])
-    verdict = Verdict([C], [WORKED_P.astype(np.float32)], [0.0], [NEVER], rule=Rule.REJECTION)
-    return accept(proposal, verdict, RoundNoise(seed, 5))
+    verify_result = VerifyResult([C], [WORKED_P.astype(np.float32)], [0.0], [NEVER], rule=Rule.REJECTION)
+    return accept(proposal, verify_result, RoundNoise(seed, 5))
 
 
 def test_worked_example_accepts_b_with_chance_point_six_and_recovers_a_alone() -> None:
@@ -137,7 +137,7 @@ def test_rejection_made_by_rounding_alone_accepts() -> None:
     assert rejected, "no seed here would reject"
     for seed in rejected:
         proposal = Proposal([0], [np.arange(3)], [q])
-        outcome = accept(proposal, Verdict([2], [p], [0.0], [NEVER], rule=Rule.REJECTION), RoundNoise(seed, 3))
+        outcome = accept(proposal, VerifyResult([2], [p], [0.0], [NEVER], rule=Rule.REJECTION), RoundNoise(seed, 3))
         assert outcome == Outcome([0, 2], 1, Origin.BONUS)
 
 
@@ -182,7 +182,7 @@ def test_a_discarded_draft_leaves_no_trace_in_the_next_round() -> None:
 @given(st.lists(st.integers(0, 3), max_size=8), st.data())
 def test_match_emits_the_targets_own_chain(drafts: list[int], data: st.DataObject) -> None:
     chain = data.draw(st.lists(st.integers(0, 3), min_size=len(drafts) + 1, max_size=len(drafts) + 1))
-    outcome = accept(Proposal(drafts), Verdict(chain), RoundNoise(0, 0))
+    outcome = accept(Proposal(drafts), VerifyResult(chain), RoundNoise(0, 0))
     agreeing = next((i for i, token in enumerate(drafts) if token != chain[i]), len(drafts))
     assert outcome.num_accepted == agreeing
     assert outcome.tokens == chain[: agreeing + 1]
@@ -190,4 +190,4 @@ def test_match_emits_the_targets_own_chain(drafts: list[int], data: st.DataObjec
 
 @pytest.mark.parametrize("rule", Rule)
 def test_round_without_drafts_emits_the_targets_token_alone(rule: Rule) -> None:
-    assert accept(Proposal(), Verdict([4], rule=rule), RoundNoise(0, 0)) == Outcome([4], 0, Origin.TARGET)
+    assert accept(Proposal(), VerifyResult([4], rule=rule), RoundNoise(0, 0)) == Outcome([4], 0, Origin.TARGET)

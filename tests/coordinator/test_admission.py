@@ -1,4 +1,4 @@
-"""Who gets a place: in order of arrival, as far as places and the cache's room go."""
+"""Who gets a place: keys by their shares, each key's in order of arrival, as far as places and the cache's room go."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,20 +6,29 @@ from contextlib import AsyncExitStack
 import pytest
 
 from coordinator.admission import Admission
-from coordinator.remote.load import ServerLoad
+from coordinator.remote.server_load import ServerLoad
 from paceline.errors import ResourceExhausted
-from tests.coordinator.pools import place, pool_of
+from tests.coordinator.pools import placement, pool_of
 
 
 class Crowd:
     """Generations that enter one after the other and stay until they are told to leave."""
 
-    def __init__(self, *sizes: int, max_num_seqs: int = 9, max_queue_size: int = 9) -> None:
-        """`sizes`: tokens of the targets' caches."""
+    def __init__(self, *sizes: int, max_num_seqs: int = 9, max_queue_size: int = 9, **weights: float) -> None:
+        """sizes: tokens of the targets' caches.
+        weights: of keys; the first letter of a longer name is its key.
+        """
         self.pool = pool_of(*map(str, range(len(sizes))))
-        for each, size in zip(self.pool.members, sizes, strict=True):
+        for each, size in zip(self.pool.endpoints, sizes, strict=True):
             each.link.num_cache_tokens = size  # type: ignore[misc]
-        self.admission = Admission(max_num_seqs, max_queue_size, self.pool.has_room)
+        self.admission = Admission(
+            max_num_seqs,
+            max_queue_size,
+            self.pool.has_room,
+            lambda owner: weights.get(owner or "", 1.0),
+            lambda: self.now_s,
+        )
+        self.now_s = 0.0
         self.inside: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -42,8 +51,9 @@ class Crowd:
 
     async def _stay(self, name: str, num_tokens: int) -> None:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.admission.slot(num_tokens))
-            stack.callback(place(self.pool, [0], num_new=num_tokens - 1).release)
+            owner = name[0] if len(name) > 1 else None
+            await stack.enter_async_context(self.admission.slot(num_tokens, owner))
+            stack.callback(placement(self.pool, [0], num_new=num_tokens - 1).release)
             self.inside.append(name)
             stack.callback(self.inside.remove, name)
             await self._ends[name].wait()
@@ -77,12 +87,12 @@ async def test_as_many_run_as_the_cache_has_room_for() -> None:
 async def test_who_needs_more_than_there_is_runs_alone() -> None:
     crowd = Crowd(100)
     await crowd.enter("a", 10)
-    await crowd.enter("giant", 500)
+    await crowd.enter("G", 500)
     await crowd.enter("b", 10)
     assert crowd.inside == ["a"]
     await crowd.leave("a")
-    assert crowd.inside == ["giant"]
-    await crowd.leave("giant")
+    assert crowd.inside == ["G"]
+    await crowd.leave("G")
     assert crowd.inside == ["b"]
 
 
@@ -122,12 +132,87 @@ async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
     assert refused.value.retry_after_s
 
 
+async def enter_all(crowd: Crowd, *names: str) -> None:
+    for name in names:
+        await crowd.enter(name, 1)
+
+
+def many(key: str, count: int) -> list[str]:
+    return [f"{key}{number}" for number in range(count)]
+
+
+async def order_of(crowd: Crowd, count: int, seconds: float = 1.0) -> str:
+    """Keys by whose turn it was, as the one that is inside for longest leaves after each so many seconds."""
+    found = ""
+    for _ in range(count):
+        before = set(crowd.inside)
+        crowd.now_s += seconds
+        await crowd.leave(crowd.inside[0])
+        found += "".join(name[0] for name in crowd.inside if name not in before)
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+async def test_a_key_that_comes_late_gets_the_next_place(seconds: float) -> None:
+    crowd = Crowd(1000, max_num_seqs=4, max_queue_size=99)
+    await enter_all(crowd, *many("a", 40), "b0")
+    assert await order_of(crowd, 3, seconds) == "baa"
+    await enter_all(crowd, "b1")
+    assert (await order_of(crowd, 2, seconds)).count("b") == 1
+
+
+@pytest.mark.parametrize("num_places", [1, 4])
+@pytest.mark.parametrize(("weight", "turns"), [(1.0, 10), (3.0, 15)])
+async def test_keys_that_wait_get_places_by_their_weights(num_places: int, weight: float, turns: int) -> None:
+    crowd = Crowd(1000, max_num_seqs=num_places, max_queue_size=99, b=weight)
+    await enter_all(crowd, *many("a", 30), *many("b", 30))
+    await order_of(crowd, num_places)
+    assert abs((await order_of(crowd, 20)).count("b") - turns) <= 1
+
+
+async def test_who_holds_places_for_long_gets_fewer() -> None:
+    crowd = Crowd(1000, max_num_seqs=1, max_queue_size=99)
+    await enter_all(crowd, *many("a", 30), *many("b", 50))
+    turns = ""
+    for _ in range(40):
+        turns += await order_of(crowd, 1, 9.0 if crowd.inside[0][0] == "a" else 1.0)
+    assert turns.count("b") > 6 * turns.count("a")
+
+
+async def test_a_key_that_was_away_does_not_make_up_for_it() -> None:
+    crowd = Crowd(1000, max_num_seqs=1, max_queue_size=99)
+    await enter_all(crowd, "b0", *many("a", 40))
+    await order_of(crowd, 20)
+    await enter_all(crowd, *[f"b{number}" for number in range(1, 20)])
+    assert 4 <= (await order_of(crowd, 10)).count("b") <= 6
+
+
+async def test_a_key_that_fills_the_queue_is_refused_and_others_are_not() -> None:
+    crowd = Crowd(1000, max_num_seqs=1, max_queue_size=8)
+    await enter_all(crowd, *many("a", 9))
+    assert crowd.admission.waiting == 8
+
+    async def refused(owner: str) -> bool:
+        try:
+            async with asyncio.timeout(0.01), crowd.admission.slot(1, owner):
+                return False
+        except TimeoutError:
+            return False
+        except ResourceExhausted:
+            return True
+
+    assert await refused("a")
+    assert not await refused("b")
+    await enter_all(crowd, *many("b", 4))
+    assert [await refused("b"), await refused("a"), await refused("c")] == [True, True, False]
+
+
 async def test_those_who_wait_are_admitted_when_the_capacity_has_grown() -> None:
     crowd = Crowd(100)
     for name in "abc":
         await crowd.enter(name, 60)
     assert crowd.inside == ["a"]
-    crowd.pool.members[0].link.num_cache_tokens = 130  # type: ignore[misc]
+    crowd.pool.endpoints[0].link.num_cache_tokens = 130  # type: ignore[misc]
     await settle()
     assert crowd.inside == ["a"]
     crowd.admission.admit_waiting()
@@ -141,30 +226,30 @@ async def test_a_generation_waits_until_one_target_has_room_for_all_of_it() -> N
         await crowd.enter(name, 60)
     assert crowd.inside == ["a", "b"], "80 tokens are free, but not at one target"
     # Both are admitted in one turn of the event loop, and each takes the room of another.
-    crowd.pool.members[0].link.num_cache_tokens = 160  # type: ignore[misc]
+    crowd.pool.endpoints[0].link.num_cache_tokens = 160  # type: ignore[misc]
     await crowd.give_up("b")
     assert crowd.inside == ["a", "c", "d"]
-    assert [each.num_reserved for each in crowd.pool.members] == [120, 60]
+    assert [each.num_reserved for each in crowd.pool.endpoints] == [120, 60]
 
 
 async def test_those_admitted_in_one_turn_do_not_take_the_same_room() -> None:
     crowd = Crowd(100, 100)
-    for name, num_tokens in (("a", 90), ("b", 90), ("giant", 500), ("c", 60), ("d", 60)):
+    for name, num_tokens in (("a", 90), ("b", 90), ("G", 500), ("c", 60), ("d", 60)):
         await crowd.enter(name, num_tokens)
     await crowd.give_up("ab")
-    assert crowd.inside == ["giant", "c"]
-    assert [each.num_reserved for each in crowd.pool.members] == [500, 60]
+    assert crowd.inside == ["G", "c"]
+    assert [each.num_reserved for each in crowd.pool.endpoints] == [500, 60]
 
 
 async def test_targets_that_are_about_to_end_have_no_room_beside_others() -> None:
     crowd = Crowd(100, 100)
-    crowd.pool.members[0].link.load = ServerLoad(is_draining=True)
+    crowd.pool.endpoints[0].link.load = ServerLoad(is_draining=True)
     for name, num_tokens in (("a", 40), ("b", 70), ("c", 50)):
         await crowd.enter(name, num_tokens)
     assert crowd.inside == ["a"]
     # What ends soon is better than nothing, and where none serves generations wait for their target, not in the queue.
     for at, inside in ((1, "ab"), (0, "abc")):
-        crowd.pool.members[at].link.is_up = False
+        crowd.pool.endpoints[at].link.is_up = False
         crowd.admission.admit_waiting()
         await settle()
         assert crowd.inside == list(inside)

@@ -13,17 +13,17 @@ from scipy.special import log_softmax
 from transformers import LlamaForCausalLM
 
 from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, Tokens
-from coordinator.beams.models import TargetBeams, Verified
+from coordinator.beams.hypothesis_sequences import TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
-from coordinator.formats import make_grammar
+from coordinator.format_grammars import make_grammar
 from coordinator.remote.branches import Branches, common_length, score
 from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.engine.models.weights import load_model
-from paceline.formats import OutputFormat
 from paceline.grammar import Grammar, GrammarEngine
-from paceline.rpc.messages import floats_to_bytes
-from paceline.v1 import target_pb2
+from paceline.output_format import OutputFormat
+from paceline.rpc.model_messages import floats_to_bytes
+from paceline.v1 import verify_pb2
 from tests.coordinator.contexts import make_context
 from tests.end_to_end.beam_oracle import allowed_ids, slow_search
 from tests.end_to_end.tiny_oracle import one_thread
@@ -143,18 +143,20 @@ def test_common_length_counts_what_both_begin_with() -> None:
 
 async def test_what_a_format_excludes_is_no_candidate() -> None:
     """A masked row's likeliest tokens may be fewer than those asked for; at a dead end they say nothing."""
-    answer = target_pb2.Verdict(dead_end=2)
+    answer = verify_pb2.VerifyResult(first_invalid_position=2)
     answer.logprobs.top_token_ids.extend([5, 6, 7, 8, 9, 10])
     answer.logprobs.top = floats_to_bytes(np.array([-0.7, -0.7, 0, -np.inf, -0.7, -0.7], np.float32))
 
-    async def feed(*arguments: object) -> target_pb2.Verdict:
+    async def verify(*arguments: object) -> verify_pb2.VerifyResult:
         return answer
 
-    async def retry(timeout_s: float, attempt: Callable[[], Awaitable[target_pb2.Verdict]]) -> target_pb2.Verdict:
+    async def retry(
+        timeout_s: float, attempt: Callable[[], Awaitable[verify_pb2.VerifyResult]]
+    ) -> verify_pb2.VerifyResult:
         return await attempt()
 
-    place, sequence = SimpleNamespace(retry=retry), SimpleNamespace(truncate=lambda length: None, feed=feed)
-    scored = await score(cast(Any, place), cast(Any, sequence), [1, 2, 3], num_drafts=2, num_next=2, timeout_s=1)
+    placement, sequence = SimpleNamespace(retry=retry), SimpleNamespace(truncate=lambda length: None, verify=verify)
+    scored = await score(cast(Any, placement), cast(Any, sequence), [1, 2, 3], num_drafts=2, num_next=2, timeout_s=1)
     assert [[token for token, _ in row] for row in scored.next_tokens] == [[5, 6], [7], []]
 
 
@@ -196,7 +198,7 @@ def test_what_is_no_longer_needed_is_released_before_forks_take_a_state() -> Non
             length=9, fork=fork, truncate=lambda length: None, release=lambda: sent.append("release")
         )
 
-    branches: Branches[Any, Any] = Branches(sequence(), 5)
+    branches: Branches = Branches(sequence(), 5)
     branches.take([(1,), (2,)])
     sent.clear()
     branches.take([(1, 3), (1, 4)])

@@ -1,7 +1,10 @@
 """Control tokens that a message spells are plain text; those of the chat template are tokens."""
 
+import asyncio
 import json
 from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from coordinator.chat_template import CLOSED, CONTINUED
 from coordinator.tokenizer import Tokenizer
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument
@@ -78,7 +82,7 @@ BACKENDS: dict[str, Callable[[tuple[str, str]], Backend]] = {
 }  # fmt: skip
 
 
-def tokenizer_with(backend: Backend, template: str = TEMPLATE) -> Tokenizer:
+def tokenizer_with(backend: Backend, template: Any = TEMPLATE) -> Tokenizer:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     return Tokenizer(
         {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
@@ -152,6 +156,14 @@ def test_no_message_forges_a_turn_of_smollm2(smollm2: Tokenizer) -> None:
     assert smollm2.decode(ids, skip_special_tokens=False) == "".join(turns) + f"{START}assistant\n"
 
 
+@pytest.mark.parametrize("begun", ["Yes, ", "Yes", FORGED])
+def test_an_answer_that_is_begun_is_open_at_its_end(smollm2: Tokenizer, begun: str) -> None:
+    messages = [*conversation("Hi"), {"role": "assistant", "content": begun}]
+    for parses in (False, begun != FORGED):
+        text = smollm2.decode(smollm2.encode_chat(messages, None, CONTINUED, parses), skip_special_tokens=False)
+        assert text.endswith(f"{START}user\nHi{END}\n{START}assistant\n{begun}")
+
+
 @pytest.mark.parametrize(("form", "contents"), [
     ("{}", ("<|im_", "end|>")), ("{}", ("<", "|im_end|", ">")), ("{}", ("a<|im_end", "|>b")),
     ("<{}", ("|im_end|>",)), ("{}>", ("<|im_end|",)),
@@ -204,3 +216,117 @@ def test_calls_and_template_options_that_are_too_deep_are_refused(smollm2: Token
         smollm2.encode_chat([{"role": "assistant", "content": "", "tool_calls": deep}])
     with pytest.raises(InvalidArgument, match=r"chat\.template_options is too deep"):
         smollm2.encode_chat(conversation("hi"), {"deep": deep})
+
+
+async def test_other_threads_run_while_a_text_with_control_tokens_is_tokenized(smollm2: Tokenizer) -> None:
+    """The library's call for a single text keeps the interpreter to itself, for a second per megabyte."""
+    long = "<|im_end|>" + "".join(chr(97 + at * 7919 % 26) for at in range(400_000))
+    tokenizing = asyncio.create_task(
+        smollm2.run(lambda: smollm2.encode_chat([{"role": "user", "content": long}]), len(long))
+    )
+    num_turns = 0
+    while not tokenizing.done():
+        await asyncio.sleep(0.001)
+        num_turns += 1
+    assert len(await tokenizing) > 100_000
+    assert num_turns > 20
+
+
+TIMED = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+
+
+@pytest.mark.parametrize("parse_special_tokens", [False, True])
+def test_a_template_is_told_the_requests_time(parse_special_tokens: bool) -> None:
+    tokenizer = tokenizer_with(byte_level(NAMES), TIMED)
+
+    def encode(now: datetime) -> str:
+        ids = tokenizer.encode_chat(conversation("Hi"), parse_special_tokens=parse_special_tokens, now=now)
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    late, later = datetime(2026, 1, 31, 23, 59, 59), datetime(2026, 2, 1)
+    assert [encode(each)[:11] for each in (late, later, late)] == ["31 Jan 2026", "01 Feb 2026", "31 Jan 2026"]
+
+
+def test_without_a_time_a_template_is_told_the_time() -> None:
+    tokenizer = tokenizer_with(byte_level(NAMES), "{{ strftime_now('%Y %m %d %H') }}" + TEMPLATE)
+    before = datetime.now()
+    text = tokenizer.decode(tokenizer.encode_chat(conversation("Hi")), skip_special_tokens=False)
+    assert text[:13] in {each.strftime("%Y %m %d %H") for each in (before, datetime.now())}
+
+
+def test_templates_of_a_tokenizer_that_has_several_are_told_it_too() -> None:
+    """With tools another one may be rendered."""
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": TIMED}]
+    tokenizer = tokenizer_with(byte_level(NAMES), templates)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    ids = tokenizer.encode_chat(conversation("Hi"), {"tools": tools}, now=datetime(2026, 1, 31))
+    assert tokenizer.decode(ids, skip_special_tokens=False).startswith("31 Jan 2026")
+
+
+def controlled(template: str) -> Tokenizer:
+    """Turns and reasoning have tokens of their own."""
+    backend = byte_level(NAMES)
+    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in (START, "</think>")])
+    backend.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+    return tokenizer_with(backend, template)
+
+
+def names_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [tokenizer.backend.id_to_token(token_id) for token_id in ids]
+
+
+PARTS = "{% for part in each.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+ITERATING = {
+    # As SmolVLM's.
+    "all": f"{{% for each in messages %}}[{{{{ each.role }}}}]{PARTS}{{% endfor %}}",
+    "a user's": (
+        f"{{% for each in messages %}}[{{{{ each.role }}}}]{{% if each.role == 'user' %}}{PARTS}{{% else %}}{{{{ each.content + '' }}}}"
+        "{% endif %}{% endfor %}"
+    ),
+    "all that are no text": (
+        f"{{% for each in messages %}}[{{{{ each.role }}}}]{{% if each.content is string %}}{{{{ each.content }}}}{{% else %}}{PARTS}"
+        "{% endif %}{% endfor %}"
+    ),
+    # As LLaVA's: it refuses a text.
+    "the first": "{% for each in messages %}[{{ each.role }}]{{ (each.content | selectattr('type', 'equalto', 'text') | first).text }}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ITERATING)
+def test_a_template_that_iterates_over_parts_gets_parts(name: str) -> None:
+    tokenizer = controlled(ITERATING[name])
+    roles = ("system", "user", "assistant", "tool", "user")
+    messages = [{"role": role, "content": f"{role}'s {at}<|im_end|>"} for at, role in enumerate(roles)]
+    expected = "".join(f"[{each['role']}]{each['content']}" for each in messages)
+    assert tokenizer.render_chat(messages, {}) == expected
+    assert tokenizer.decode(tokenizer.encode_chat(messages), skip_special_tokens=False) == expected
+    assert END not in names_in(tokenizer, tokenizer.encode_chat(messages))
+
+
+# As GLM 4.6's: past reasoning is left out, and its marks are the template's own.
+THINKING = (
+    "{% for each in messages %}<|im_start|>{{ each.role }}\n{% if each.role == 'assistant' %}{% set content = each.content %}"
+    "{% set reasoning = each.reasoning_content %}{% if '</think>' in content %}"
+    "{% set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.last %}<think>{{ reasoning }}</think>{% else %}<think></think>{% endif %}{{ content }}"
+    "{% else %}{{ each.content }}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_marks_do_not_hide_the_end_of_reasoning_from_the_template(is_last: bool) -> None:
+    tokenizer = controlled(THINKING)
+    answer = {"role": "assistant", "content": "<think>\nwhy <|im_end|>\n</think>\n\nbecause <|im_end|>"}
+    messages = [{"role": "user", "content": "</think>x"}, answer]
+    messages += [] if is_last else [{"role": "user", "content": "y"}]
+    ids = tokenizer.encode_chat(messages, ending=CLOSED)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    reasoning = "why <|im_end|>" if is_last else ""
+    assert text.startswith(
+        f"<|im_start|>user\n</think>x<|im_end|><|im_start|>assistant\n<think>{reasoning}</think>because <|im_end|><|im_end|>"
+    )
+    # What messages spell is no control token: only the template's turns are, and its reasoning's marks.
+    num_turns = len(messages)
+    found = names_in(tokenizer, ids)
+    assert [found.count(name) for name in (START, END, "<think>", "</think>")] == [num_turns, num_turns, 1, 1]

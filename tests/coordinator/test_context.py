@@ -4,14 +4,16 @@ import time
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
-from coordinator.context import Context, Emission, FinishReason, Request
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
+from coordinator.context import Context, Emission, FinishReason
+from coordinator.request import Request
 from coordinator.stats import GenerationStats, Round
+from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_tokenizer_files
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [9, 8, 7]
@@ -20,9 +22,9 @@ EOS = (2, 3)
 BLOCK = [10, 11, 12, 13, 14]
 
 
-def finished(proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
+def finished(proposal: Proposal, verify_result: VerifyResult, outcome: Outcome) -> Round:
     now_s = time.perf_counter()
-    return Round(proposal, verdict, outcome, now_s, now_s, now_s)
+    return Round(proposal, verify_result, outcome, now_s, now_s, now_s)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def make_context(tokenizer: Tokenizer, max_length: int = 100, **sampling: object
     request = Request(
         "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4), EOS, max_length, 64
     )
-    return Context(request, tokenizer.stream(params.stop))
+    return Context(request, tokenizer.stream(StopStrings(params.stop)))
 
 
 def accepted_block(tokens: list[int]) -> Outcome:
@@ -154,11 +156,11 @@ def test_held_back_text_comes_out_when_the_length_ends_it(tokenizer: Tokenizer) 
 def test_drafts_behind_the_end_are_not_counted_as_accepted(tokenizer: Tokenizer) -> None:
     context, stats = make_context(tokenizer), GenerationStats()
     first = Outcome([20], 0, Origin.TARGET)
-    stats.count(finished(Proposal(), Verdict([20]), first), context.extend(first))
+    stats.count(finished(Proposal(), VerifyResult([20]), first), context.extend(first))
     block = [10, 11, 2, 13, 14]
     outcome = accepted_block(block)
     proposal = Proposal(block[:4])
-    stats.count(finished(proposal, Verdict(block), outcome), context.extend(outcome))
+    stats.count(finished(proposal, VerifyResult(block), outcome), context.extend(outcome))
     assert (stats.proposed_per_position, stats.accepted_per_position) == ([1, 1, 1, 1], [1, 1, 1, 0])
     assert (stats.rounds, stats.mean_acceptance_length) == (1, 3.0)
 
@@ -171,7 +173,7 @@ def test_drafts_behind_a_rejection_are_counted_as_proposed(tokenizer: Tokenizer)
         (Outcome([31], 0, Origin.RECOVERED), [10, 11]),
     ]:
         emission = context.extend(outcome)
-        stats.count(finished(Proposal(drafts), Verdict([0]), outcome), emission)
+        stats.count(finished(Proposal(drafts), VerifyResult([0]), outcome), emission)
     assert (stats.proposed_per_position, stats.accepted_per_position) == ([2, 2, 1], [1, 0, 0])
     assert (stats.proposed, stats.accepted, stats.rounds, stats.mean_acceptance_length) == (5, 1, 2, 1.5)
 

@@ -1,20 +1,23 @@
 """What a format forces is marked among the drafts, appended after them, and counted neither as proposed nor as accepted."""
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
-from coordinator.context import Context, Request
-from coordinator.formats import make_grammar
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
+from coordinator.context import MAX_FORCED_AT_ONCE, Context
+from coordinator.format_grammars import make_grammar
 from coordinator.guidance import Guidance
+from coordinator.request import Request
 from coordinator.stats import GenerationStats, Round
 from coordinator.tokenizer import TextStream
-from paceline.formats import OutputFormat
 from paceline.grammar import GrammarEngine
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.output_format import OutputFormat
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.coordinator.contexts import SilentText
 from tests.thinking import EOS_ID, make_backend
 
@@ -107,7 +110,7 @@ def play(context: Context, stats: GenerationStats, drafts: str, num_accepted: in
     proposal = context.shape(Proposal(ids(drafts)))
     outcome = Outcome([*proposal.tokens[:num_accepted], *ids(last)], num_accepted, Origin.RECOVERED)
     emission = context.extend(outcome)
-    stats.count(Round(proposal, Verdict([]), outcome, 0.0, 0.0, 0.0), emission)
+    stats.count(Round(proposal, VerifyResult([]), outcome, 0.0, 0.0, 0.0), emission)
     return emission.origins
 
 
@@ -133,3 +136,23 @@ def test_the_first_choices_come_with_what_they_force() -> None:
     assert kept == ["", "one ", "one red ", "one red berry", "one red berry"]
     assert [proposal.first_choices(num).num_choices() for num in range(5)] == [0, 1, 2, 3, 3]
     assert [proposal.num_choices(num) for num in (0, 1, 4, 5, 13)] == [0, 1, 1, 2, 3]
+
+
+def test_others_get_their_turn_while_a_long_text_is_forced() -> None:
+    """Each call asks the library for a bounded number of tokens, and together they append all of the text."""
+    text = "o" + "ne" * 150
+    request = replace(
+        make_context(1000).request, grammar=ENGINE.grammar(make_grammar(OutputFormat(choice=(text, "two"))))
+    )
+    context = Context(request, cast(TextStream, SilentText()))
+    emission = context.extend(Outcome(ids("o"), 0, Origin.RECOVERED))
+    lengths = [len(emission.tokens)]
+    while context.has_more_forced:
+        context.append_forced(emission)
+        lengths.append(len(emission.tokens))
+    assert len(lengths) > 5
+    assert max(after - before for before, after in pairwise([1, *lengths])) <= MAX_FORCED_AT_ONCE
+    assert emission.tokens == ids(text)
+    assert "".join(origin.name[0] for origin in emission.origins) == "R" + "F" * (len(text) - 1)
+    assert emission.is_last
+    assert (context.is_finished, context.num_forced) == (True, len(text) - 1)

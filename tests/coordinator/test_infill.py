@@ -16,7 +16,7 @@ from paceline.engine.models.gguf.header import read_header
 from paceline.engine.models.gguf.tokenizer import tokenizer_files as gguf_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
+from paceline.infill_prompt import Infill
 from tests.fill_in import BOS, DEEPSEEK, EOS, FILE, GRANITE, MIDDLE, PREFIX, QWEN, REPOSITORY, SUFFIX, tokenizer_files
 
 LONG = 100_000

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict, accept
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, VerifyResult, accept
 from paceline.client import AsyncClient, Completion
 from paceline.errors import InvalidArgument
 from paceline.noise import Purpose, make_key, uniform
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import oracle_logprobs
 from tests.services import Trio
 
@@ -55,10 +55,10 @@ def play(seed: int, q: Law, lenience: float | None) -> Outcome:
     token = int(support[draw(sent, key_of(seed, Purpose.DRAFT))])
     proposal = Proposal([token], [support], [sent])
     more = {} if lenience is None else {"lenience": lenience}
-    verdict = Verdict(
+    verify_result = VerifyResult(
         [0], [P[support].astype(np.float32)], [float(outside.sum())], [outside_token], rule=Rule.REJECTION, **more
     )
-    return accept(proposal, verdict, RoundNoise(seed, ROUND_START))
+    return accept(proposal, verify_result, RoundNoise(seed, ROUND_START))
 
 
 def play_many(q: Law, lenience: float) -> tuple[Law, float]:
@@ -111,8 +111,8 @@ def test_under_match_the_targets_flag_accepts_and_its_own_token_ends_the_round()
         ([True, False, True], Outcome([3, 7], 1, Origin.RECOVERED)),
         ([], Outcome([6], 0, Origin.RECOVERED)),
     ):
-        verdict = Verdict([6, 7, 5, 9], lenient_accepts=flags, lenience=0.5)
-        assert accept(proposal, verdict, noise) == expected
+        verify_result = VerifyResult([6, 7, 5, 9], lenient_accepts=flags, lenience=0.5)
+        assert accept(proposal, verify_result, noise) == expected
 
 
 TARGET = "tiny-32-a"

@@ -6,21 +6,22 @@ The server is a fake, because a real one never sends such answers.
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.remote.link import TARGET, Link
-from coordinator.remote.load import ServerLoad
+from coordinator.remote.link import Link
 from coordinator.remote.pool import Pool
+from coordinator.remote.server_load import ServerLoad
 from paceline.errors import ConfigError, OutOfRange, Unavailable
+from paceline.rpc.address_source import AddressSource
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, SPLIT_BYTES
-from paceline.rpc.members import Members
-from paceline.rpc.messages import PROTOCOL_VERSION, open_to_message
+from paceline.rpc.model_messages import PROTOCOL_VERSION, open_to_message
 from paceline.rpc.server import Server
-from paceline.sampling import (
+from paceline.sampling_params import (
     MAX_ID_CHARACTERS,
     MAX_LISTED_IDS,
     MAX_SALT_CHARACTERS,
@@ -28,7 +29,9 @@ from paceline.sampling import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
-from paceline.v1 import model_pb2, target_pb2
+from paceline.v1 import model_pb2
+from tests.coordinator import fake_server
+from tests.coordinator.fake_server import FakeServer
 
 WAIT_S = 20.0
 
@@ -44,79 +47,77 @@ class Raw:
 
 
 def good(command: Any) -> Any:
-    response = target_pb2.TargetResponse()
-    response.answers.add(command_id=command.command_id).verdict.tokens.append(7)
+    response = model_pb2.SessionResponse()
+    response.answers.add(command_id=command.command_id).verify_result.tokens.append(7)
     return response
 
 
 def of_no_kind(command: Any) -> Any:
-    response = target_pb2.TargetResponse()
+    response = model_pb2.SessionResponse()
     response.answers.add(command_id=command.command_id)
     return response
 
 
 def of_a_kind_from_the_future(command: Any) -> Any:
-    # Field 15 of TargetAnswer, a message without content.
+    # Field 15 of Answer, a message without content.
     answer = bytes([0x08, command.command_id, 0x7A, 0x00])
     return Raw(bytes([0x12, len(answer)]) + answer)
 
 
 def of_another_command(command: Any) -> Any:
-    response = target_pb2.TargetResponse()
-    response.answers.add(command_id=command.command_id).opened.SetInParent()
+    response = model_pb2.SessionResponse()
+    response.answers.add(command_id=command.command_id).open_ack.SetInParent()
+    return response
+
+
+def of_another_job(command: Any) -> Any:
+    response = model_pb2.SessionResponse()
+    response.answers.add(command_id=command.command_id).proposal.tokens.append(7)
     return response
 
 
 def part_of_another_command(command: Any) -> Any:
-    response = target_pb2.TargetResponse()
+    response = model_pb2.SessionResponse()
     response.answers.add(command_id=command.command_id).prompt_logprobs.SetInParent()
     return response
 
 
 def no_answer(command: Any) -> Any:
-    return target_pb2.TargetResponse(engine_steps=1)
+    return model_pb2.SessionResponse(engine_steps=1)
 
 
 def no_message(command: Any) -> Any:
     return Raw(b"\xff\xff\xff")
 
 
-class FakeTarget:
+class FakeTarget(FakeServer):
     """Answers as it is told to: the first session by `answer`, later ones well."""
 
-    def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
-        self.version = version
+    def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION, role: str = "target") -> None:
+        super().__init__(
+            role, name="fake", max_model_len=512, block_size=16, total_blocks=10, free_blocks=10, num_states=3
+        )
+        self.model_info.protocol_version = version
         self.sessions = self.commands = 0
         # Of each message.
         self.sizes: list[int] = []
         self.counts: list[int] = []
-        self.demands: list[tuple[int, int] | None] = []
+        self.reservations: list[tuple[int, int] | None] = []
         self._answer = answer
-        # Of the first session, as if the process were another than the card's.
+        # Of the first session, as if the process were another than the model info's.
         self.instance_id = ""
-
-    async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(
-            name="fake",
-            protocol_version=self.version,
-            max_model_len=512,
-            block_size=16,
-            total_blocks=10,
-            free_blocks=10,
-            num_states=3,
-        )
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.sessions += 1
         answer = self._answer if self.sessions == 1 else good
         instance_id = self.instance_id if self.sessions == 1 else ""
-        yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake", instance_id=instance_id))
+        yield model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake", instance_id=instance_id))
         async for request in requests:
             self.sizes.append(request.ByteSize())
             self.counts.append(len(request.commands))
-            demand = request.demand
-            self.demands.append(
-                (demand.num_generations, demand.reserved_tokens) if request.HasField("demand") else None
+            reservation = request.reservation
+            self.reservations.append(
+                (reservation.num_generations, reservation.reserved_tokens) if request.HasField("reservation") else None
             )
             for command in request.commands:
                 self.commands += 1
@@ -124,33 +125,17 @@ class FakeTarget:
 
     async def hear(self, num_messages: int) -> None:
         async with asyncio.timeout(WAIT_S):
-            while len(self.demands) < num_messages:
+            while len(self.reservations) < num_messages:
                 await asyncio.sleep(0.01)
 
-    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield model_pb2.TokenizerPiece(file_name="tokenizer.json", data=b"{}")
 
-    async def Truncate(self, request: Any, context: Any) -> Any:
-        return model_pb2.TruncateResponse()
-
-    async def Release(self, request: Any, context: Any) -> Any:
-        return model_pb2.ReleaseResponse()
+def serving(fake: FakeTarget, folder: Path) -> contextlib.AbstractAsyncContextManager[str]:
+    return fake_server.serving(fake, f"unix:{folder}/fake.sock")
 
 
 @contextlib.asynccontextmanager
-async def serving(fake: FakeTarget, folder: Path) -> AsyncIterator[str]:
-    server = Server(f"unix:{folder}/fake.sock")
-    server.add_service(target_pb2.DESCRIPTOR.services_by_name["Target"], fake)
-    address = await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(0)
-
-
-@contextlib.asynccontextmanager
-async def linked(address: str, check_card: Any = lambda card: None) -> AsyncIterator[Link]:
-    link = Link(TARGET, address, check_card)
+async def linked(address: str, check_model_info: Any = lambda model_info: None) -> AsyncIterator[Link]:
+    link = Link("target", address, check_model_info)
     link.start()
     try:
         yield link
@@ -166,13 +151,14 @@ async def come_up(link: Link, epoch: int = 1) -> None:
 
 
 async def ask(link: Link) -> Any:
-    return await asyncio.wait_for(link.request(1, lambda command: command.verify.SetInParent()), WAIT_S)
+    return await asyncio.wait_for(link.request(1, "verify", lambda command: command.verify.SetInParent()), WAIT_S)
 
 
 BROKEN = {
     "of no kind": (of_no_kind, "an answer of unknown kind"),
     "of a kind from the future": (of_a_kind_from_the_future, "an answer of unknown kind"),
-    "to another command": (of_another_command, "'opened'"),
+    "to another command": (of_another_command, "'open_ack'"),
+    "to a Propose": (of_another_job, "'proposal'"),
     "a part that nobody takes": (part_of_another_command, "'prompt_logprobs'"),
     "no message": (no_message, "not valid protobuf"),
 }
@@ -192,14 +178,53 @@ async def test_a_server_with_broken_answers_is_left_saying_why_and_tried_again(n
         assert list((await ask(link)).tokens) == [7]
 
 
+class BeatingTarget(FakeTarget):
+    """Tells that it lives, until it falls silent."""
+
+    is_silent = False
+
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.sessions += 1
+        yield model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake"))
+        while True:
+            await asyncio.sleep(0.02)
+            if not self.is_silent:
+                yield model_pb2.SessionResponse(engine_steps=1)
+
+
+def pause(seconds: float) -> None:
+    """As if the machine were paused: nobody here does anything."""
+    time.sleep(seconds)
+
+
+async def test_a_coordinator_that_was_stopped_takes_no_server_for_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.remote.link.STALL_S", 1.0)
+    fake = BeatingTarget()
+    async with serving(fake, tmp_path) as address, linked(address) as link:
+        await come_up(link)
+        for _ in range(3):
+            pause(1.1)
+            heard_s = link._heard_s
+            while link._heard_s == heard_s:
+                await asyncio.sleep(0.01)
+        assert (link.is_up, fake.sessions) == (True, 1)
+        fake.is_silent = True
+        async with asyncio.timeout(WAIT_S):
+            while link.is_up:
+                await asyncio.sleep(0.01)
+        assert "no message for 1 s" in link.absence
+
+
 async def test_a_fault_in_the_links_own_code_does_not_end_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     faults = [RuntimeError("a fault of ours")]
 
-    def check_card(card: Any) -> None:
+    def check_model_info(model_info: Any) -> None:
         if faults:
             raise faults.pop()
 
-    async with serving(FakeTarget(), tmp_path) as address, linked(address, check_card) as link:
+    async with serving(FakeTarget(), tmp_path) as address, linked(address, check_model_info) as link:
         await come_up(link)
         assert list((await ask(link)).tokens) == [7]
     assert "a fault of ours" in caplog.text
@@ -223,15 +248,35 @@ async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> Non
 
 async def test_a_server_of_another_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
     async with serving(FakeTarget(version=PROTOCOL_VERSION + 1), tmp_path) as address:
-        pool = Pool(TARGET, Members("target", address), lambda address, card: None)
+        pool = Pool("target", AddressSource("target", address), lambda address, model_info: None)
         await pool.start()
         with pytest.raises(ConfigError, match=f"version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"):
             await pool.wait_usable(WAIT_S)
         await pool.stop()
 
 
+async def test_what_does_not_offer_the_service_is_refused_as_older_or_another(tmp_path: Path) -> None:
+    server = Server(f"unix:{tmp_path}/older.sock")
+    address = await server.start()
+    pool = Pool("draft", AddressSource("draft", address), lambda address, model_info: None)
+    await pool.start()
+    with pytest.raises(ConfigError, match=f"{address} is no model server with version {PROTOCOL_VERSION} .*older"):
+        await pool.wait_usable(WAIT_S)
+    await pool.stop()
+    await server.stop(0)
+
+
+async def test_a_server_of_another_role_is_refused_naming_both(tmp_path: Path) -> None:
+    async with serving(FakeTarget(role="draft"), tmp_path) as address:
+        pool = Pool("target", AddressSource("target", address), lambda address, model_info: None)
+        await pool.start()
+        with pytest.raises(ConfigError, match=f"{address} is a draft server; --target takes .* a target server"):
+            await pool.wait_usable(WAIT_S)
+        await pool.stop()
+
+
 async def test_a_server_that_is_started_again_while_it_is_connected_is_asked_again(tmp_path: Path) -> None:
-    """Its card is another process's, of which the weights may be others."""
+    """Its model info is another process's, of which the weights may be others."""
     fake = FakeTarget()
     fake.instance_id = "another"
     async with serving(fake, tmp_path) as address, linked(address) as link:
@@ -245,17 +290,17 @@ async def test_what_is_asked_of_a_member_that_stays_too_long_after_it_left_fails
     """So that it is asked elsewhere."""
     monkeypatch.setattr("coordinator.remote.pool.DRAIN_S", 0.1)
     async with serving(FakeTarget(no_answer), tmp_path) as address:
-        pool = Pool(TARGET, Members("target", address), lambda address, card: None)
+        pool = Pool("target", AddressSource("target", address), lambda address, model_info: None)
         await pool.start()
         await pool.wait_up(WAIT_S)
-        [member] = pool.members
-        member.num_placed = 1
-        asking = asyncio.create_task(ask(member.link))
+        [endpoint] = pool.endpoints
+        endpoint.num_placed = 1
+        asking = asyncio.create_task(ask(endpoint.link))
         await asyncio.sleep(0.05)
         pool._set(["unix:/nowhere"])
         with pytest.raises(Unavailable, match="no longer used"):
             await asking
-        assert not member.link.is_up
+        assert not endpoint.link.is_up
         await pool.stop()
 
 
@@ -304,9 +349,9 @@ async def test_a_command_that_no_message_holds_fails_alone(tmp_path: Path) -> No
             beside = [asyncio.create_task(ask(link)) for _ in range(3)]
             await asyncio.sleep(0)
             with pytest.raises(OutOfRange, match=f"target server accepts at most {MAX_COMMAND_BYTES}"):
-                await link.request(1, with_tail(size))
+                await link.request(1, "verify", with_tail(size))
             assert [list((await each).tokens) for each in beside] == [[7]] * 3
-        largest = await link.request(1, with_tail(MAX_COMMAND_BYTES - 100))
+        largest = await link.request(1, "verify", with_tail(MAX_COMMAND_BYTES - 100))
         assert list(largest.tokens) == [7]
         assert (link.epoch, fake.sessions) == (1, 1)
 
@@ -346,7 +391,7 @@ async def test_the_largest_opens_of_one_moment_make_no_large_message(tmp_path: P
 
 
 async def test_a_server_says_how_it_is_doing_and_starts_anew_at_each_connection(tmp_path: Path) -> None:
-    fake = FakeTarget(lambda command: target_pb2.TargetResponse(load=model_pb2.Load(free_blocks=3, is_draining=True)))
+    fake = FakeTarget(lambda command: model_pb2.SessionResponse(load=model_pb2.Load(free_blocks=3, is_draining=True)))
     changes: list[int] = []
     async with linked(f"unix:{tmp_path}/fake.sock") as link:
         link._on_change = lambda: changes.append(link.load.num_free_blocks)
@@ -370,19 +415,19 @@ async def test_a_server_is_told_what_its_client_needs_when_that_has_changed_and_
     async with linked(f"unix:{tmp_path}/fake.sock") as link:
         async with serving(fake, tmp_path):
             await come_up(link)
-            for demand in ((0, 0), (2, 90), (2, 90), (0, 0)):
-                link.demand = demand
+            for reservation in ((0, 0), (2, 90), (2, 90), (0, 0)):
+                link.reservation = reservation
                 await ask(link)
-            assert fake.demands == [None, (2, 90), None, (0, 0)]
+            assert fake.reservations == [None, (2, 90), None, (0, 0)]
             # Without a command, too: what is left is anyone's.
-            link.demand = (1, 20)
+            link.reservation = (1, 20)
             await fake.hear(5)
             assert link.epoch == 1
         async with serving(fake, tmp_path):
             await come_up(link, 2)
             await fake.hear(6)
             await ask(link)
-    assert (fake.demands[4:], fake.counts[4:]) == ([(1, 20), (1, 20), None], [0, 0, 1])
+    assert (fake.reservations[4:], fake.counts[4:]) == ([(1, 20), (1, 20), None], [0, 0, 1])
 
 
 async def test_a_sequence_has_so_many_tokens_that_all_states_are_enough(tmp_path: Path) -> None:

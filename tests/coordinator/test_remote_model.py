@@ -14,78 +14,64 @@ import grpc
 import numpy as np
 import pytest
 
+from coordinator.context import Context
 from coordinator.decoding import generate
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.policy.policy import FixedPolicy
-from coordinator.remote.link import DRAFT
-from coordinator.remote.place import DraftPlace, Place
-from coordinator.remote.pool import DraftPool, Pool
+from coordinator.remote.placement import Placement
+from coordinator.remote.pool import Pool
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats
-from paceline.rpc.members import Members
-from paceline.rpc.messages import PROTOCOL_VERSION
-from paceline.rpc.server import Server
-from paceline.speculation import Drafter, EntropyAdaptive, SpeculationParams
-from paceline.v1 import draft_pb2, model_pb2
+from paceline.rpc.address_source import AddressSource
+from paceline.speculation_params import Drafter, EntropyAdaptive, SpeculationParams
+from paceline.v1 import model_pb2, propose_pb2
 from tests.coordinator.contexts import decide, make_context
+from tests.coordinator.fake_server import FakeServer, serving
 
 BY_ENTROPY = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive())
 
 
-class FakeDraft:
+class FakeDraft(FakeServer):
     """Fills every proposal in the same way."""
 
     def __init__(self, fill: Callable[[Any], None]) -> None:
+        super().__init__("draft", max_model_len=512, vocab_size=512, block_size=16)
         self._fill = fill
         # What was asked for, and all commands.
         self.asked: list[Any] = []
         self.commands: list[Any] = []
 
-    async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512, block_size=16)
-
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        yield draft_pb2.DraftResponse(hello=model_pb2.Hello(session_id="fake"))
+        yield model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake"))
         async for request in requests:
             for command in request.commands:
                 self.commands.append(command)
                 if command.WhichOneof("command") == "propose":
                     self.asked.append(command.propose)
-                    response = draft_pb2.DraftResponse()
+                    response = model_pb2.SessionResponse()
                     self._fill(response.answers.add(command_id=command.command_id).proposal)
                     yield response
 
-    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield model_pb2.TokenizerPiece()
-
-    async def Truncate(self, request: Any, context: Any) -> Any:
-        return model_pb2.TruncateResponse()
-
-    async def Release(self, request: Any, context: Any) -> Any:
-        return model_pb2.ReleaseResponse()
-
 
 @contextlib.asynccontextmanager
-async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[DraftPool]:
-    server = Server(f"unix:{folder}/draft.sock")
-    server.add_service(draft_pb2.DESCRIPTOR.services_by_name["Draft"], fake)
-    pool = Pool(DRAFT, Members("draft", await server.start()), lambda address, card: None)
-    try:
-        await pool.start()
-        await pool.wait_up(20)
-        yield pool
-    finally:
-        await pool.stop()
-        await server.stop(0)
+async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[Pool]:
+    async with serving(fake, f"unix:{folder}/draft.sock") as address:
+        pool = Pool("draft", AddressSource("draft", address), lambda address, model_info: None)
+        try:
+            await pool.start()
+            await pool.wait_up(20)
+            yield pool
+        finally:
+            await pool.stop()
 
 
-def place(pool: DraftPool) -> DraftPlace:
-    return Place(pool, make_context([1]).request, [])
+def placement(pool: Pool) -> Placement:
+    return Placement(pool, make_context([1]).request, [])
 
 
 def fill_with(**fields: Any) -> Callable[[Any], None]:
-    return lambda proposal: proposal.MergeFrom(draft_pb2.Proposal(**fields))
+    return lambda proposal: proposal.MergeFrom(propose_pb2.Proposal(**fields))
 
 
 MISFITS = {
@@ -118,7 +104,7 @@ MISFITS = {
 async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, tmp_path: Path) -> None:
     async with linked(FakeDraft(MISFITS[name]), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(place(pool), replace(context.request, speculation=BY_ENTROPY), DraftDeadline())
+        drafter = RemoteDrafter(placement(pool), replace(context.request, speculation=BY_ENTROPY), DraftDeadline())
         proposal = await drafter.propose(context, 4)
         assert len(proposal) == 0
         assert drafter.absence(context)
@@ -127,7 +113,7 @@ async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, t
 async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
     async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3)), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        here = place(pool)
+        here = placement(pool)
         drafter = RemoteDrafter(here, context.request, DraftDeadline())
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
         assert not drafter.absence(context)
@@ -141,10 +127,10 @@ async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path
     async with linked(fake, tmp_path) as pool:
         context = make_context([3, 14, 15])
         request = replace(context.request, speculation=BY_ENTROPY)
-        asked = await RemoteDrafter(place(pool), request, DraftDeadline()).propose(context, 4)
+        asked = await RemoteDrafter(placement(pool), request, DraftDeadline()).propose(context, 4)
         assert (asked.report.entropies, asked.report.smoothed_entropies) == ([0.5, 0.25], [0.5, 0.25])
         assert asked.report.allowed_draft_tokens == [4, 6]
-        unasked = await RemoteDrafter(place(pool), context.request, DraftDeadline()).propose(context, 4)
+        unasked = await RemoteDrafter(placement(pool), context.request, DraftDeadline()).propose(context, 4)
         assert (unasked.report.entropies, unasked.report.smoothed_entropies, unasked.report.allowed_draft_tokens) == (
             [],
             [],
@@ -157,7 +143,7 @@ async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch:
     asked: list[Any] = []
     async with linked(FakeDraft(asked.append), tmp_path) as pool:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(place(pool), context.request, DraftDeadline())
+        drafter = RemoteDrafter(placement(pool), context.request, DraftDeadline())
         assert not drafter.absence(context)
         # The fake sends no heartbeats, so nothing has been heard since the link came up.
         monkeypatch.setattr("coordinator.remote.link.SILENT_S", 0.0)
@@ -195,7 +181,7 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
 
     async with linked(Forgetful(fits), tmp_path) as pool:
         context, deadline = make_context(list(range(40))), WaitedFor()
-        drafter = RemoteDrafter(place(pool), context.request, deadline)
+        drafter = RemoteDrafter(placement(pool), context.request, deadline)
         assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         # One token, and then all of them.
@@ -230,7 +216,7 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
     async with linked(fake, tmp_path) as pool:
         context, target = make_context([3, 14, 15]), Stuck()
         decide(context, [9])
-        policy = FixedPolicy(RemoteDrafter(place(pool), context.request, DraftDeadline()), 4)
+        policy = FixedPolicy(RemoteDrafter(placement(pool), context.request, DraftDeadline()), 4)
         rounds = generate(context, policy, cast(RemoteTarget, target), GenerationStats())
         running = asyncio.ensure_future(anext(rounds))
         await target.is_asked.wait()
@@ -242,3 +228,76 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
                 await asyncio.sleep(0.01)
         kinds = [command.WhichOneof("command") for command in fake.commands]
         assert (kinds, fake.commands[2].truncate.length) == (["open", "propose", "truncate", "release"], 3)
+
+
+class Deadly(FakeDraft):
+    """Ends its session at a proposal after token 366, as a server that dies does."""
+
+    def __init__(self) -> None:
+        super().__init__(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3))
+        self.num_deaths = 0
+
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for response in super().Session(requests, context):
+            if response.answers and self.asked[-1].tail_tokens[-1] == 366:
+                self.num_deaths += 1
+                return
+            yield response
+
+
+async def wait_until_drafting(pool: Pool, drafter: RemoteDrafter, context: Context) -> None:
+    """Waits for the draft server's return, and for the end of the drafter's pause."""
+    async with asyncio.timeout(20):
+        while drafter.absence(context) in ("draft server away", "draft server in trouble"):
+            await pool.wait_up(20)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_kills_draft_servers_goes_on_without_them(tmp_path: Path) -> None:
+    fake = Deadly()
+    async with linked(fake, tmp_path) as pool:
+        deadly, innocent = make_context([3, 14, 366]), make_context([3, 14, 15])
+        request, reasons = deadly.request, list[str]()
+        # Of two samples the second one is not tried.
+        for _ in range(2):
+            drafter = RemoteDrafter(Placement(pool, request, []), request, DraftDeadline())
+            for _ in range(3):
+                await wait_until_drafting(pool, drafter, deadly)
+                reasons.append((await drafter.propose(deadly, 4)).report.reason)
+        assert fake.num_deaths == 2
+        assert reasons == [*["draft server in trouble"] * 2, *["it may have killed draft servers"] * 4]
+        other = RemoteDrafter(placement(pool), innocent.request, DraftDeadline())
+        await wait_until_drafting(pool, other, innocent)
+        assert (await other.propose(innocent, 4)).tokens == [1, 2, 3, 4]
+
+
+async def test_a_request_that_was_drafted_for_in_between_is_drafted_for_again(tmp_path: Path) -> None:
+    fake = Deadly()
+    async with linked(fake, tmp_path) as pool:
+        context = make_context([3, 14])
+        drafter = RemoteDrafter(placement(pool), context.request, DraftDeadline())
+        for _ in range(2):
+            assert len(await drafter.propose(context, 4)) == 4
+            decide(context, [366])
+            drafter.truncate(context.num_fed)
+            assert len(await drafter.propose(context, 4)) == 0
+            decide(context, [15])
+            await wait_until_drafting(pool, drafter, context)
+        assert (fake.num_deaths, len(await drafter.propose(context, 4))) == (2, 4)
+
+
+async def test_those_who_were_there_when_a_draft_server_died_are_drafted_for_one_at_a_time(tmp_path: Path) -> None:
+    """The others do without, and do not wait."""
+    fake = Deadly()
+    async with linked(fake, tmp_path) as pool:
+        contexts = [make_context([3, 14, last]) for last in (366, 15, 16)]
+        drafters = [RemoteDrafter(placement(pool), each.request, DraftDeadline()) for each in contexts]
+        pairs = list(zip(drafters, contexts, strict=True))
+        num_drafts = list[list[int]]()
+        for _ in range(2):
+            for drafter, context in pairs:
+                await wait_until_drafting(pool, drafter, context)
+            proposals = await asyncio.gather(*(drafter.propose(context, 4) for drafter, context in pairs))
+            num_drafts.append([len(each) for each in proposals])
+            pairs.reverse()
+        assert (num_drafts, fake.num_deaths) == ([[0, 0, 0], [4, 0, 0]], 1)

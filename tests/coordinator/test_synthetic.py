@@ -2,11 +2,11 @@
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, SyntheticAcceptance, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, SyntheticAcceptance, VerifyResult
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio
@@ -16,8 +16,10 @@ DRAFTS = [11, 12, 13]
 
 
 def decide(chance: float, seed: int, rule: Rule = Rule.MATCH) -> Outcome:
-    verdict = Verdict([1, 2, 3, 4]) if rule is Rule.MATCH else Verdict([4], outside_tokens=[1, 2, 3], rule=rule)
-    return SyntheticAcceptance(chance)(Proposal(DRAFTS), verdict, RoundNoise(seed, 5))
+    verify_result = (
+        VerifyResult([1, 2, 3, 4]) if rule is Rule.MATCH else VerifyResult([4], outside_tokens=[1, 2, 3], rule=rule)
+    )
+    return SyntheticAcceptance(chance)(Proposal(DRAFTS), verify_result, RoundNoise(seed, 5))
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -35,13 +37,13 @@ def test_a_coin_decides_and_the_target_goes_on(rule: Rule) -> None:
 def test_certainty_is_certain() -> None:
     assert {decide(1.0, seed).num_accepted for seed in range(200)} == {3}
     assert {decide(0.0, seed).num_accepted for seed in range(200)} == {0}
-    with pytest.raises(InvalidArgument, match=r"synthetic_acceptance is 1.5; it must be in \[0, 1\]"):
+    with pytest.raises(InvalidArgument, match=r"synthetic_acceptance_rate is 1.5; it must be in \[0, 1\]"):
         SyntheticAcceptance(1.5)
 
 
 @pytest.fixture(scope="module")
 def synthetic_trio(host: Host) -> Trio:
-    return host.trio(TINY, TINY, ("--synthetic-acceptance", str(CHANCE)))
+    return host.trio(TINY, TINY, ("--synthetic-acceptance-rate", str(CHANCE)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -53,7 +55,7 @@ async def test_services_accept_as_often_and_say_so(synthetic_trio: Trio, tempera
         )
     assert done.finish is not None
     figures = done.finish.speculation
-    assert figures.synthetic_acceptance == CHANCE
+    assert figures.synthetic_acceptance_rate == CHANCE
     assert len(done.token_ids) == 300
     # 1 + a + a^2 + a^3 + a^4, give or take the luck of some hundred rounds.
     assert figures.mean_acceptance_length == pytest.approx(sum(CHANCE**i for i in range(5)), abs=0.5)

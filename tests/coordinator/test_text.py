@@ -9,7 +9,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import LONG_CHARACTERS, TextStream, Tokenizer
+from coordinator.turns import EarliestDeadlineFirst
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument
@@ -33,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 def decode(tokenizer: Tokenizer, ids: list[int], *stop: str) -> tuple[list[str], TextStream]:
     """Pushes tokens until a stop string ends the text; returns the pieces, the end's among them."""
-    stream = tokenizer.stream(stop)
+    stream = tokenizer.stream(StopStrings(stop))
     pieces = []
     for token in ids:
         pieces.append(stream.push(token))
@@ -64,7 +66,7 @@ def test_the_texts_do_split_characters_over_tokens(tokenizer: Tokenizer) -> None
 def test_characters_come_out_with_the_token_that_completes_them(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("🐝")
     assert len(ids) > 1
-    stream = tokenizer.stream(())
+    stream = tokenizer.stream()
     assert [stream.push(token) for token in ids] == [""] * (len(ids) - 1) + ["🐝"]
 
 
@@ -97,7 +99,7 @@ def test_tokens_that_never_complete_a_character_are_not_held_back(tokenizer: Tok
         kind, [bee[-1], bee[0]]
     )
     ids = [*tokenizer.encode("So"), *token * 50]
-    stream, given = tokenizer.stream(()), ""
+    stream, given = tokenizer.stream(), ""
     for count, each in enumerate(ids, start=1):
         given += stream.push(each)
         # A character of these has at most three tokens.
@@ -111,7 +113,7 @@ def test_tokens_that_never_complete_a_character_are_not_held_back(tokenizer: Tok
 def test_a_word_after_many_special_tokens_keeps_its_space(byte_fallback: Tokenizer) -> None:
     known = byte_fallback.backend.token_to_id
     ids = [known("\u2581t1"), *[known("<s>")] * 50, known("\u2581t2")]
-    stream = byte_fallback.stream(())
+    stream = byte_fallback.stream()
     assert "".join([*map(stream.push, ids), stream.finish()]) == "t1 t2"
 
 
@@ -120,7 +122,7 @@ def test_special_tokens_and_the_ending_token_add_no_text(tokenizer: Tokenizer) -
     assert len(end) == 1
     pieces, _ = decode(tokenizer, [*tokenizer.encode("one"), *end, *tokenizer.encode(" two")])
     assert "".join(pieces) == "one two"
-    stream = tokenizer.stream(())
+    stream = tokenizer.stream()
     assert stream.push(tokenizer.encode("two")[0], is_end=True) + stream.finish() == ""
 
 
@@ -141,19 +143,19 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("spelt", [False, True], ids=["tokens", "characters"])
+@pytest.mark.parametrize("spelled", [False, True], ids=["tokens", "characters"])
 @pytest.mark.parametrize(("text", "stop", "left"), STOPS.values(), ids=STOPS.keys())
 def test_text_ends_before_the_stop_string(
-    tokenizer: Tokenizer, text: str, stop: list[str], left: str, spelt: bool
+    tokenizer: Tokenizer, text: str, stop: list[str], left: str, spelled: bool
 ) -> None:
-    pieces, stream = decode(tokenizer, spell(tokenizer, text) if spelt else tokenizer.encode(text), *stop)
+    pieces, stream = decode(tokenizer, spell(tokenizer, text) if spelled else tokenizer.encode(text), *stop)
     assert "".join(pieces) == left
     # The shortest of those that begin there: it is whole first.
     assert stream.matched_stop == min((each for each in stop if text.startswith(each, len(left))), key=len)
 
 
 def test_part_of_a_stop_string_is_held_back_and_then_released(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream(("END.",))
+    stream = tokenizer.stream(StopStrings(("END.",)))
     given = [stream.push(token) for token in spell(tokenizer, "the ENDing END.")]
     assert given == [*"the ", "", "", "", "ENDi", *"ng ", "", "", "", ""]
     assert stream.matched_stop == "END."
@@ -161,7 +163,7 @@ def test_part_of_a_stop_string_is_held_back_and_then_released(tokenizer: Tokeniz
 
 
 def test_what_is_held_back_becomes_shorter_as_the_match_shrinks(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream(("aab",))
+    stream = tokenizer.stream(StopStrings(("aab",)))
     assert [stream.push(token) for token in spell(tokenizer, "aaac")] == ["", "", "a", "aac"]
 
 
@@ -174,7 +176,7 @@ def test_finish_gives_what_was_held_back(tokenizer: Tokenizer, text: str) -> Non
 
 
 def test_stop_strings_do_not_stop_before_they_may(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream(("b",))
+    stream = tokenizer.stream(StopStrings(("b",)))
     early = "".join(stream.push(token, may_stop=False) for token in spell(tokenizer, "abab"))
     assert early == "abab"
     assert stream.push(tokenizer.encode("b")[0]) == ""
@@ -182,7 +184,7 @@ def test_stop_strings_do_not_stop_before_they_may(tokenizer: Tokenizer) -> None:
 
 
 def test_text_without_stop_string_is_held_back_by_no_more_than_its_length(tokenizer: Tokenizer) -> None:
-    stream, given = tokenizer.stream(("zzz", "ab")), ""
+    stream, given = tokenizer.stream(StopStrings(("zzz", "ab"))), ""
     for count, token in enumerate(spell(tokenizer, "azzbazzcza" * 3), start=1):
         given += stream.push(token)
         assert count - len(given) <= 2
@@ -220,6 +222,42 @@ async def test_a_long_text_is_tokenized_while_the_event_loop_goes_on(tokenizer: 
     assert await encoding == tokenizer.encode("long")
 
 
+async def test_a_long_text_waits_for_shorter_ones_and_an_abandoned_one_is_not_tokenized(tokenizer: Tokenizer) -> None:
+    is_free, done = threading.Event(), list[str]()
+
+    def work(name: str, num_characters: int) -> asyncio.Task[None]:
+        return asyncio.create_task(tokenizer.run(lambda: done.append(name), num_characters))
+
+    first = asyncio.create_task(tokenizer.run(lambda: is_free.wait(timeout=20), LONG_CHARACTERS))
+    await asyncio.sleep(0)
+    longest, abandoned, short = work("longest", 10**8), work("abandoned", LONG_CHARACTERS), work("short", 10**5)
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    is_free.set()
+    assert await first
+    await asyncio.gather(longest, short)
+    assert done == ["short", "longest"]
+
+
+async def test_a_turn_that_comes_to_who_gives_up_goes_on_to_the_next() -> None:
+    turns, taken = EarliestDeadlineFirst(), list[int]()
+
+    async def take(number: int) -> None:
+        async with turns.turn(float(number)):
+            taken.append(number)
+            await asyncio.sleep(0)
+
+    async with turns.turn(0.0):
+        waiting = [asyncio.create_task(take(number)) for number in (3, 1, 2)]
+        await asyncio.sleep(0)
+    # Its turn has just come.
+    waiting[1].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert taken == [2, 3]
+    async with turns.turn(0.0):
+        taken.append(0)
+
+
 @pytest.fixture(scope="module")
 def byte_fallback() -> Tokenizer:
     """As Llama 2's: a run of byte tokens is decoded as a whole, so a bad byte changes what is before it."""
@@ -233,7 +271,7 @@ def byte_fallback() -> Tokenizer:
 
 @given(ids=st.lists(st.integers(0, 511) | st.integers(3, 258), max_size=30))
 def test_no_tokens_break_a_stream_or_lose_a_word(byte_fallback: Tokenizer, ids: list[int]) -> None:
-    stream = byte_fallback.stream(())
+    stream = byte_fallback.stream()
     text = "".join([*(stream.push(token) for token in ids), stream.finish()])
     whole = byte_fallback.decode(ids)
     words = [byte_fallback.bytes_of(token).decode().strip() for token in ids if token > 300]
@@ -249,7 +287,7 @@ def test_a_text_goes_on_with_the_prompts(byte_fallback: Tokenizer, prompt: list[
     """Llama 2's tokenizer takes the space from a text's first word, and from no other."""
     before, whole = byte_fallback.decode(prompt), byte_fallback.decode([*prompt, *ids])
     assume(BROKEN not in before + whole)
-    stream = byte_fallback.stream((), prompt)
+    stream = byte_fallback.stream(before=prompt)
     text = "".join([*(stream.push(token) for token in ids), stream.finish()])
     assert before + text == whole
 
@@ -257,5 +295,5 @@ def test_a_text_goes_on_with_the_prompts(byte_fallback: Tokenizer, prompt: list[
 def test_a_word_behind_a_broken_character_keeps_its_space(byte_fallback: Tokenizer) -> None:
     known = byte_fallback.backend.token_to_id
     ids = [known(piece) for piece in ("\u2581t1", "<0x0A>", "<0xF0>", "\u2581t2")]
-    stream = byte_fallback.stream(())
+    stream = byte_fallback.stream()
     assert "".join([*map(stream.push, ids), stream.finish()]) == f"t1\n{BROKEN} t2"

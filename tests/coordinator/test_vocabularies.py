@@ -14,13 +14,13 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.drafters.translated import TranslatedDrafter
 from coordinator.tokenizer import Tokenizer
-from coordinator.vocabularies import DraftContext, Translation, Vocabularies
+from coordinator.vocabulary_translation import DraftContext, Translation, Vocabularies
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.errors import ConfigError
 from tests.byte_fallback import byte_fallback_tokenizer
 from tests.byte_level import write_byte_level_model
 from tests.coordinator.contexts import decide, make_context
-from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked, place
+from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked, placement
 
 # Characters of three and four bytes, which the target's tokens split.
 TEXT = "Élodie says 東京は夜 🎉 twice\n"
@@ -52,7 +52,7 @@ def translation(target: Tokenizer, draft: Backend) -> Translation:
     vocabularies = Vocabularies(target, len(target.vocabulary))
 
     async def find() -> Translation:
-        # As members of a pool ask that connect at once: generations move among those with the same one.
+        # As endpoints of a pool ask that connect at once: generations move among those with the same one.
         asked = [
             vocabularies.translation("other", "fingerprint", draft.get_vocab_size(), reader(draft)) for _ in range(2)
         ]
@@ -171,7 +171,7 @@ async def test_a_draft_that_the_draft_model_lacks_is_refused_and_drafting_pauses
     context = make_context(target.encode(TEXT, False))
     for token, is_taken in ((shared, True), (other, False)):
         async with linked(FakeDraft(fill_with(tokens=[token])), tmp_path) as pool:
-            drafter = TranslatedDrafter(place(pool), context.request, DraftDeadline(), found)
+            drafter = TranslatedDrafter(placement(pool), context.request, DraftDeadline(), found)
             proposal = await drafter.propose(context, 4)
             assert (proposal.tokens == [token], drafter.absence(context) == "") == (is_taken, is_taken)
 
@@ -183,10 +183,10 @@ async def test_the_draft_models_maximum_length_counts_its_own_tokens(target: Tok
     async with linked(FakeDraft(fill_with(tokens=[a])), tmp_path) as pool:
         for num_words, absence in ((85, ""), (86, "past the draft model's maximum length")):
             context = make_context([twice] * num_words)
-            drafter = TranslatedDrafter(place(pool), context.request, DraftDeadline(), found)
+            drafter = TranslatedDrafter(placement(pool), context.request, DraftDeadline(), found)
             assert drafter.absence(context) == absence
         context = make_context([twice] * 85)
-        drafter = TranslatedDrafter(place(pool), context.request, DraftDeadline(), found)
+        drafter = TranslatedDrafter(placement(pool), context.request, DraftDeadline(), found)
         assert (await drafter.propose(context, 8)).tokens == [a]
         assert len((await drafter.propose(context, 8, after=[twice])).tokens) == 0
 
@@ -199,7 +199,7 @@ async def test_what_is_sent_goes_on_from_what_is_cached(target: Tokenizer, tmp_p
     fake = FakeDraft(fill_with(tokens=[twice, a, b], num_fed_drafts=2))
     async with linked(fake, tmp_path) as pool:
         context = make_context(prompt)
-        drafter = TranslatedDrafter(place(pool), context.request, DraftDeadline(), found)
+        drafter = TranslatedDrafter(placement(pool), context.request, DraftDeadline(), found)
         await drafter.propose(context, 3, after=[says])
         # Undecided were ` says`, spelled with five tokens, and the drafts. Of them ` says` and the first are right.
         decide(context, [says, twice, b])
@@ -218,11 +218,11 @@ async def test_a_stop_saves_steps_where_the_server_takes_one_after_the_other(tar
     found = await asyncio.to_thread(translation, target, byte_level())
     request = make_context(target.encode(TEXT, False)).request
     async with linked(FakeDraft(fill_with()), tmp_path) as pool:
-        card = pool.members[0].link.card
-        assert card is not None
-        plain = RemoteDrafter(place(pool), request, DraftDeadline())
-        translated = TranslatedDrafter(place(pool), request, DraftDeadline(), found)
-        for card.multi_steps, card.num_mask_tokens, stops in (
+        model_info = pool.endpoints[0].link.model_info
+        assert model_info is not None
+        plain = RemoteDrafter(placement(pool), request, DraftDeadline())
+        translated = TranslatedDrafter(placement(pool), request, DraftDeadline(), found)
+        for model_info.multi_steps, model_info.num_mask_tokens, stops in (
             (0, 0, (True, True)), (8, 0, (False, True)), (0, 3, (False, False)),
         ):  # fmt: skip
             assert (plain.stops_early, translated.stops_early) == stops

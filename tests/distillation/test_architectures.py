@@ -62,7 +62,7 @@ def test_a_draft_runs_as_it_was_trained(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("config", "num_masks", "reason"), [
     (Gemma2Config(**SHAPE, head_dim=16), 0, r"its final_logit_softcapping is 30\.0; the loss can't cap logits"),
-    (CONFIGS["gemma3"], MASKS, "masks is 2; it must be 0, because begin_with .* scales embeddings or has windows"),
+    (CONFIGS["gemma3"], MASKS, "masks is 2; it must be 0, because init_from .* scales embeddings or has windows"),
     (CONFIGS["granite"], MASKS, "masks is 2; it must be 0"),
 ])  # fmt: skip
 def test_what_training_does_not_compute_is_refused(

@@ -12,14 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import load_model
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.services import start_trio
 
 PACELINE = "from paceline.cli import main; main()"
 TARGET = "smollm2-135m"
 # Few tokens, seen often: a minute is enough to tell learning from none, not to make a good draft.
-SMALL = ("--layers", "2", "--tokens", "60000", "--corpus-tokens", "15000", "--head-size", "8192", "--at-once", "64")
+SMALL = ("--layers", "2", "--tokens", "60000", "--corpus-tokens", "15000", "--head-size", "8192", "--concurrency", "64")
 
 
 # A model of its own, of another width than the target: it keeps its embedding and head, as long as rows of a trained model
@@ -48,15 +48,22 @@ def gains(folder: Path, *names: str) -> list[float]:
     return [float(last[name]) / float(first[name]) for name in names]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    held_out = tmp_path / "held_out.jsonl"
-    held_out.write_text('{"turns": ["Why is the sky blue?"], "category": "science"}\n{"prompt": "Name a colour."}\n')
-    done = distill(folder, *SMALL, "--held-out", str(held_out))
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run. Writing the corpus takes most of its time, so another test copies it."""
+    folder = tmp_path_factory.mktemp("distilled")
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text('{"turns": ["Why is the sky blue?"], "category": "science"}\n{"prompt": "Name a color."}\n')
+    done = distill(folder / "work", *SMALL, "--eval-prompts", str(held_out))
     assert done.returncode == 0, done.stderr
     assert "science" in done.stdout
+    return folder / "work"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_distilled_draft_agrees_more_and_serves(distilled: Path, tmp_path: Path) -> None:
+    folder = distilled
     untrained, *_, trained = alphas(folder)
     assert trained > untrained + 0.1
     assert (folder / "curve.png").stat().st_size > 1000
@@ -68,7 +75,7 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
     # Another folder goes on from the draft: what it knows at once is what the draft knew, int8 aside.
     more = tmp_path / "more"
     shutil.copytree(folder / "corpus", more / "corpus")
-    further = distill(more, *SMALL, "--tokens", "2000", "--begin-with", str(folder / "draft"))
+    further = distill(more, *SMALL, "--tokens", "2000", "--init-from", str(folder / "draft"))
     assert further.returncode == 0, further.stderr
     assert alphas(more)[0] > trained - 0.02
     params = SamplingParams(max_tokens=48, ignore_eos=True)
@@ -85,8 +92,8 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(distilled: Path, tmp_path: Path) -> None:
     """The recipe for a smaller model of the target's family, for a few steps."""
     narrow, folder = tmp_path / "narrow", tmp_path / "work"
     narrow.mkdir()
@@ -94,21 +101,9 @@ async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(tmp_
     LlamaForCausalLM(LlamaConfig(**NARROW)).to(torch.bfloat16).save_pretrained(narrow)
     for name, data in load_model(TARGET, torch.bfloat16).tokenizer_files.items():
         (narrow / name).write_bytes(data)
-    few = (
-        "--begin-with",
-        str(narrow),
-        "--layers",
-        "2",
-        "--masks",
-        "3",
-        "--corpus-tokens",
-        "12000",
-        "--tokens",
-        "40000",
-    )
-    done = distill(
-        folder, *few, "--head-size", "2048", "--at-once", "32", "--learning-rate", "0.005", "--batch-tokens", "512"
-    )
+    shutil.copytree(distilled / "corpus", folder / "corpus")
+    few = ("--init-from", str(narrow), "--layers", "2", "--masks", "3", "--corpus-tokens", "15000", "--tokens", "40000")
+    done = distill(folder, *few, "--head-size", "2048", "--learning-rate", "0.005", "--batch-tokens", "512")
     assert done.returncode == 0, done.stderr
     # It has learned which tokens are frequent, at each place: 1.7 to 2.7 times as likely to agree as untrained.
     assert min(gains(folder, "alpha", "alpha_2", "alpha_3", "alpha_4")) > 1.3

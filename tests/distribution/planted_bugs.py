@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
-from draft_server.drafter import ProposeJob, ProposeSpec
-from draft_server.guessed_drafter import GuessedProposeJob
-from draft_server.parallel_drafter import ParallelProposeJob
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, VerifyResult
+from draft_server.guessed_propose_job import GuessedProposeJob
+from draft_server.parallel_propose_job import ParallelProposeJob
 from paceline import noise
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.specs import (
@@ -26,9 +25,10 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode, Rule
-from target_server.verifier import VerifyJob
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import ProposeJob, ProposeSpec
+from paceline.speculation_params import DraftMode, Rule
+from target_server.verify_job import VerifyJob
 from tests.distribution.toy_rounds import Generation, Rounds, Table, Toy
 
 
@@ -146,23 +146,27 @@ class ShortDraftCache(Rounds):
 class NothingOutside(Rounds):
     """A residual that forgets what is outside the support."""
 
-    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
-        forgetful = replace(verdict, outside_masses=[0.0] * len(verdict.outside_masses))
+    def decide(self, generation: Generation, proposal: Proposal, verify_result: VerifyResult) -> Outcome:
+        forgetful = replace(verify_result, outside_masses=[0.0] * len(verify_result.outside_masses))
         return super().decide(generation, proposal, forgetful)
 
 
 class RecoveredFromP(Rounds):
     """The recovered token is drawn from p, not from what p has more than q."""
 
-    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
-        outcome = super().decide(generation, proposal, verdict)
+    def decide(self, generation: Generation, proposal: Proposal, verify_result: VerifyResult) -> Outcome:
+        outcome = super().decide(generation, proposal, verify_result)
         if outcome.last_origin is not Origin.RECOVERED:
             return outcome
         index = outcome.num_accepted
-        sums = np.append(verdict.support_probs[index], verdict.outside_masses[index]).astype(np.float64).cumsum()
+        sums = (
+            np.append(verify_result.support_probs[index], verify_result.outside_masses[index])
+            .astype(np.float64)
+            .cumsum()
+        )
         number = self.noise(generation).uniform(index, Purpose.RESIDUAL)
         chosen = int(np.searchsorted(sums, number * sums[-1], side="right"))
-        choices = [*proposal.supports[index].tolist(), verdict.outside_tokens[index]]
+        choices = [*proposal.supports[index].tolist(), verify_result.outside_tokens[index]]
         return replace(outcome, tokens=[*outcome.tokens[:-1], choices[chosen]])
 
 
@@ -205,7 +209,7 @@ class MisreportingMasks(Rounds):
 
 
 class SharedNoiseOfMasks(Rounds):
-    """Drafts of one forward are drawn with one number: that the first was accepted says something of the second."""
+    """Drafts of one forward pass are drawn with one number: that the first was accepted says something of the second."""
 
     class parallel_job(ParallelProposeJob):
         def _spec(self, row: int, index: int) -> SampleSpec:
@@ -364,14 +368,15 @@ class OneMinusSampler(CpuSampler):
     """The mass outside as 1 - the float32 mass inside; if there is nothing to draw, the last token."""
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
-        samples = [one for one in super().sample(logits, specs) if isinstance(one, ComplementSample)]
         return [
             replace(
                 one,
                 mass=max(0.0, float(1 - one.support_probs.sum())),
                 token=one.token if one.mass > 0 else logits.shape[1] - 1,
             )
-            for one in samples
+            if isinstance(one, ComplementSample)
+            else one
+            for one in super().sample(logits, specs)
         ]
 
 
@@ -381,10 +386,11 @@ class OneMinusInside(AtTheTop):
 
 KEYED_BY_POSITION_ALONE: dict[str, Any] = {
     f"{module}.make_key": key_without_round
-    for module in ("draft_server.drafter", "target_server.verifier", "coordinator.acceptance")
+    for module in ("paceline.serving.propose_job", "target_server.verify_job", "coordinator.acceptance")
 }
 MATCHED_WITHOUT_POSITION: dict[str, Any] = {
-    f"{module}.match_key": key_without_position for module in ("draft_server.drafter", "target_server.verifier")
+    f"{module}.match_key": key_without_position
+    for module in ("paceline.serving.propose_job", "target_server.verify_job")
 }
 
 
@@ -418,7 +424,7 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "residual shares the draft's noise": ("truncated", sharing(residual=Purpose.DRAFT), {}),
     "residual shares accept's noise": ("spread", sharing(residual=Purpose.ACCEPT), {}),
     "outside token shares the residual's noise": (
-        "truncated", Rounds, {"target_server.verifier.make_key": key_sharing_outside(Purpose.RESIDUAL)},
+        "truncated", Rounds, {"target_server.verify_job.make_key": key_sharing_outside(Purpose.RESIDUAL)},
     ),
     "penalties without the drafts before": ("penalties", PenaltiesWithoutDrafts, {}),
     "rejected draft left in the target's cache": ("penalties", LongTargetCache, {}),
@@ -440,7 +446,7 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "bonus token drawn from q": ("truncated", BonusFromDraft, {}),
     "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),
     "q of a mask row is that of the row before": ("parallel", MisreportingMasks, {}),
-    "drafts of one forward drawn with one number": ("parallel", SharedNoiseOfMasks, {}),
+    "drafts of one forward pass drawn with one number": ("parallel", SharedNoiseOfMasks, {}),
     "q of a right guess is all on the guess": ("guessed", QOfTheGuess, {}),
     "q behind a guess is that of the row before": ("guessed, unlike rows", MisreportingGuesses, {}),
     "guess kept where the draft draws another token": ("guessed", KeptGuesses, {}),

@@ -1,6 +1,6 @@
 """The adaptive policy leaves the target's distribution as it is, whatever it drops.
 
-It drops drafts that are not worth their place in the target's forward. A drawn token may be dropped only because of the
+It drops drafts that are not worth their place in the target's forward pass. A drawn token may be dropped only because of the
 tokens before it: dropping it for its own value would make unlikely tokens rarer.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.acceptance import Outcome, Proposal, Verdict
+from coordinator.acceptance import Outcome, Proposal, VerifyResult
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, ModelDrafter
@@ -19,12 +19,12 @@ from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
 from coordinator.policy.source import Source
-from coordinator.remote.load import ForwardTimes
+from coordinator.remote.server_load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
-from draft_server.drafter import ProposeSpec, Support
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import ProposeSpec, Support
+from paceline.speculation_params import Bounds
 from tests.coordinator.contexts import make_context
 from tests.distribution.test_planted_bugs import LIMIT, TABLES, least_p_value
 from tests.distribution.toy_rounds import Generation, Rounds, Toy
@@ -56,7 +56,7 @@ class ToyModel(ModelDrafter):
         self._rounds, self._generation = rounds, generation
 
     async def propose(
-        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+        self, context: Context, num_draft_tokens: int, min_probability: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         toy = self._rounds.toy
         spec = ProposeSpec(num_draft_tokens, toy.draft_mode, toy.support, None, LEAST_CONFIDENCE)
@@ -96,12 +96,14 @@ class AdaptiveRounds(Rounds):
             found.append(proposal)
         return found
 
-    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
-        outcome = super().decide(generation, proposal, verdict)
+    def decide(self, generation: Generation, proposal: Proposal, verify_result: VerifyResult) -> Outcome:
+        outcome = super().decide(generation, proposal, verify_result)
         context, policy = self._plays[generation]
         context.extend(outcome)
         proposed_s = DRAFT_S * len(proposal.report.confidences)
-        policy.learn(Round(proposal, verdict, outcome, 0.0, proposed_s, proposed_s + VERIFY_S + ROW_S * len(proposal)))
+        policy.learn(
+            Round(proposal, verify_result, outcome, 0.0, proposed_s, proposed_s + VERIFY_S + ROW_S * len(proposal))
+        )
         return outcome
 
 

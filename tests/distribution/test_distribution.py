@@ -24,8 +24,8 @@ from transformers import LlamaForCausalLM
 
 from paceline.client import AsyncClient, Completion
 from paceline.engine.models.dummy import dummy_config, make_dummy
-from paceline.sampling import MAX_SAMPLES, SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import MAX_SAMPLES, SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import PARALLEL_DRAFT, SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.other_vocabulary import write_words
@@ -66,7 +66,7 @@ def truncated(host: Host) -> Trio:
 
 @pytest.fixture(scope="module")
 def parallel(host: Host) -> Trio:
-    """The draft proposes all its tokens in one forward."""
+    """The draft proposes all its tokens in one forward pass."""
     return host.trio(UNLIKE_TARGET, (*PARALLEL_DRAFT, *SUPPORTS["truncated"]))
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.formats import OutputFormat
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.output_format import OutputFormat
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [{"role": "user", "content": "Say yes or no."}]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draft_server.drafter import Support
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, Rule
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import Support
+from paceline.speculation_params import Bounds, DraftMode, EntropyAdaptive, Rule
 from paceline.vocabulary import SharedVocabulary
 from tests.distribution.planted_bugs import (
     BUGS,
@@ -114,9 +114,9 @@ TOYS = {
     "spread": Toy(*spread_tables(), SAMPLED, support=WHOLE),
     "penalties": Toy(*TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8)),
     "entropy": moody_toy(),
-    "unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, least_confidence=0.4),
+    "unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, min_probability=0.4),
     "unsure, coupled": Toy(
-        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, least_confidence=0.4
+        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, min_probability=0.4
     ),
     "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
     "colder draft": Toy(*TABLES, SAMPLED, draft_temperature=0.5),
@@ -127,7 +127,7 @@ TOYS = {
     "parallel": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, support=WHOLE),
     "parallel, truncated": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2),
     "parallel, fewer masks than drafts": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=1),
-    "parallel, unsure": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, least_confidence=0.4),
+    "parallel, unsure": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, min_probability=0.4),
     "parallel, coupled": Toy(
         *PARALLEL, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, num_masks=2
     ),
@@ -136,7 +136,7 @@ TOYS = {
     ),
     "guessed, unlike rows": Toy(*unlike_rows(), SAMPLED, num_draft_tokens=3, guesses=(1, 2, 3, 4, 0), support=WHOLE),
     "guessed, truncated": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES),
-    "guessed, unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES, least_confidence=0.4),
+    "guessed, unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES, min_probability=0.4),
     "guessed, penalties": Toy(
         *TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8), num_draft_tokens=3, guesses=GUESSES
     ),
@@ -148,7 +148,7 @@ TOYS = {
     "narrow head, penalties": Toy(
         *TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8), draft_vocab_size=2
     ),
-    "narrow head, unsure": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, least_confidence=0.4),
+    "narrow head, unsure": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, min_probability=0.4),
     "narrow head, guessed": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, guesses=GUESSES),
     "narrow head, parallel": Toy(*PARALLEL, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, num_masks=2),
     "narrow head, coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, draft_vocab_size=2),

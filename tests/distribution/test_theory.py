@@ -10,7 +10,6 @@ from paceline.theory import (
     accepted_per_round,
     best_k,
     expected_tokens,
-    guessed_draft_steps,
     operations,
     oracle_speedup,
     oracle_tokens,
@@ -153,7 +152,7 @@ def test_the_target_is_read_once_a_round(alpha: float) -> None:
 
 
 def test_rows_that_cost_time_slow_a_round_by_their_number() -> None:
-    # A forward of five rows that takes 1.3 times as long as one of one row, as akunu's article has it on Apple Silicon.
+    # A forward pass of five rows that takes 1.3 times as long as one of one row, as akunu's article has it on Apple Silicon.
     assert speedup(0.7, 4, 0.0, verify=0.075) == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.2401) / 1.3)
     # A row's time and a draft step's are paid alike.
     assert speedup(0.8, 5, 0.03, 0.1, verify=0.07) == pytest.approx(speedup(0.8, 5, 0.1, 0.1))
@@ -167,9 +166,9 @@ def test_an_oracle_has_as_many_tokens_a_round_as_the_text_gives(alpha: float, to
 
 
 def test_an_oracle_pays_for_accepted_drafts_and_the_targets_own_tokens() -> None:
-    # Four of five tokens were drafted: 4 * 0.1 and one forward.
+    # Four of five tokens were drafted: 4 * 0.1 and one forward pass.
     assert oracle_speedup(0.8, 0.1) == pytest.approx(5 / 1.4)
-    assert oracle_speedup(0.8, 0.1, wire=0.2, verify=0.05) == pytest.approx(5 / (4 * 0.15 + 1.2))
+    assert oracle_speedup(0.8, 0.1, rpc_cost=0.2, verify=0.05) == pytest.approx(5 / (4 * 0.15 + 1.2))
     # Rounds with a known number of drafts: it is n with probability alpha^n (1 - alpha).
     rounds = [(0.8**n * 0.2, n) for n in range(400)]
     tokens, time = sum(chance * (n + 1) for chance, n in rounds), sum(chance * (0.1 * n + 1) for chance, n in rounds)
@@ -197,24 +196,3 @@ def test_an_oracle_is_up_to_60_percent_faster_than_the_best_gamma() -> None:
     assert found[0.99, 0.014] == pytest.approx(1.58, abs=0.01)
     # Nothing can be gained if all drafts are accepted, or none.
     assert over_the_best_gamma(0.01, 0.1) == pytest.approx(1.0, abs=0.02)
-
-
-@pytest.mark.parametrize(("beta", "num_guesses", "k", "wide"), [(0.6, 3, 4, 1.5), (0.3, 1, 8, 1.2), (0.9, 7, 8, 2.0)])
-def test_guessed_draft_steps_are_the_mean_over_the_number_of_right_guesses(
-    beta: float, num_guesses: int, k: int, wide: float
-) -> None:
-    """Section 6: i right guesses leave k - 1 - i tokens to draft one by one."""
-    chances = [beta**right * (1 - beta) for right in range(num_guesses)] + [beta**num_guesses]
-    mean = sum(chance * (wide + k - 1 - right) for right, chance in enumerate(chances))
-    assert guessed_draft_steps(beta, num_guesses, k, wide) == pytest.approx(mean, rel=1e-12)
-
-
-def test_guesses_pay_exactly_where_they_save_more_than_their_rows() -> None:
-    # 0.5 + 0.25 + 0.125 steps saved.
-    assert guessed_draft_steps(0.5, num_guesses=3, k=4, wide=1.874) < 4
-    assert guessed_draft_steps(0.5, num_guesses=3, k=4, wide=1.876) > 4
-    assert guessed_draft_steps(0.5, num_guesses=0, k=4, wide=1.0) == 4
-
-
-def test_certain_guesses_leave_one_forward() -> None:
-    assert guessed_draft_steps(1.0, 7, 8, 1.4) == pytest.approx(1.4)

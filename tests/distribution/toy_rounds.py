@@ -18,24 +18,24 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from scipy.stats import chi2
 
-from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
-from draft_server.drafter import ProposeJob, ProposeSpec, Support
-from draft_server.entropy import EntropyStop
-from draft_server.guessed_drafter import GuessedProposeJob
-from draft_server.parallel_drafter import ParallelProposeJob
+from coordinator.acceptance import Outcome, Proposal, RoundNoise, VerifyResult, accept
+from draft_server.guessed_propose_job import GuessedProposeJob
+from draft_server.parallel_propose_job import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.draft_head import DraftHead, MadeRows
 from paceline.engine.cpu.linear import PlainLinear
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
+from paceline.engine.sampling.shared_vocabulary import sample_rows
 from paceline.engine.sampling.specs import Sample, SampleSpec
-from paceline.engine.sampling.vocabularies import sample_rows
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.serving.entropy import EntropyStop
+from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support
+from paceline.speculation_params import DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from paceline.vocabulary import SharedVocabulary
-from target_server.verifier import VerifyJob, VerifySpec
+from target_server.verify_job import VerifyJob, VerifySpec
 
 # [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may end with rows for masks.
 Table = NDArray[np.float32]
@@ -56,10 +56,10 @@ class Toy:
     support: Support = field(default_factory=lambda: Support(3, 0.995))
     num_draft_tokens: int = 2
     entropy: EntropyAdaptive | None = None
-    least_confidence: float = 0.0
+    min_probability: float = 0.0
     # At which the draft draws; None: as the request.
     draft_temperature: float | None = None
-    # The draft's table ends with rows for this many masks: it drafts in one forward.
+    # The draft's table ends with rows for this many masks: it drafts in one forward pass.
     num_masks: int = 0
     # The guess after each token. The draft checks a chain of them; empty: no guesses.
     guesses: tuple[int, ...] = ()
@@ -135,9 +135,9 @@ class Rounds:
         end = len(toy.prompt) + toy.num_tokens
         while unfinished := [each for each in generations if len(each.tokens) < end]:
             proposals = self.propose(unfinished)
-            verdicts = self.verify(unfinished, proposals)
-            for generation, proposal, verdict in zip(unfinished, proposals, verdicts, strict=True):
-                outcome = self.decide(generation, proposal, verdict)
+            verify_results = self.verify(unfinished, proposals)
+            for generation, proposal, verify_result in zip(unfinished, proposals, verify_results, strict=True):
+                outcome = self.decide(generation, proposal, verify_result)
                 generation.tokens += outcome.tokens
                 self.advance_ema(generation, outcome)
                 self.truncate(generation, proposal, outcome)
@@ -152,7 +152,7 @@ class Rounds:
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
                 propose_spec = ProposeSpec(
-                    wanted, toy.draft_mode, toy.support, stop, toy.least_confidence,
+                    wanted, toy.draft_mode, toy.support, stop, toy.min_probability,
                     target_position=len(generation.tokens),
                 )  # fmt: skip
                 jobs[generation] = self.make_job(generation, propose_spec)
@@ -169,7 +169,8 @@ class Rounds:
     def make_job(self, generation: Generation, spec: ProposeSpec) -> ProposeJob:
         tail = self.draft_tail(generation)
         if self.toy.guesses:
-            return self.guessed_job(generation.draft, tail, spec, self.guess(tail[-1], spec.num_draft_tokens - 1))
+            guess = self.guess(tail[-1], spec.num_draft_tokens - 1)
+            return self.guessed_job(generation.draft, tail, replace(spec, guess=guess))
         if self.toy.num_masks == 0:
             return self.propose_job(generation.draft, tail, spec)
         mask_ids = [self.toy.vocab_size + index for index in range(self.toy.num_masks)]
@@ -186,23 +187,23 @@ class Rounds:
         """What the draft server answers once its job is done."""
         return Proposal(tokens=tokens, supports=supports, support_probs=probs)
 
-    def verify(self, generations: list[Generation], proposals: list[Proposal]) -> list[Verdict]:
+    def verify(self, generations: list[Generation], proposals: list[Proposal]) -> list[VerifyResult]:
         jobs = [
             self.verify_job(
                 generation.target,
                 self.target_tail(generation),
-                VerifySpec(list(proposal.tokens), proposal.supports, self.toy.rule),
+                VerifySpec(list(proposal.tokens), proposal.supports, proposal.checked_by(self.toy.rule)),
             )
             for generation, proposal in zip(generations, proposals, strict=True)
         ]
         self.run(jobs, self.toy.target, self._target_sampler)
-        verdicts = []
+        verify_results = []
         for proposal, result in zip(proposals, (job.result for job in jobs), strict=True):
             outsides = result.complements
             # Tokens without a distribution can only be matched.
             rule = proposal.checked_by(self.toy.rule)
-            verdicts.append(
-                Verdict(
+            verify_results.append(
+                VerifyResult(
                     tokens=result.tokens,
                     support_probs=[outside.support_probs for outside in outsides],
                     outside_masses=[outside.mass for outside in outsides],
@@ -210,10 +211,10 @@ class Rounds:
                     rule=rule,
                 )
             )
-        return verdicts
+        return verify_results
 
-    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
-        return accept(proposal, verdict, self.noise(generation))
+    def decide(self, generation: Generation, proposal: Proposal, verify_result: VerifyResult) -> Outcome:
+        return accept(proposal, verify_result, self.noise(generation))
 
     def noise(self, generation: Generation) -> RoundNoise:
         return RoundNoise(generation.seed, len(generation.tokens))

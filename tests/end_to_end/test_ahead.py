@@ -1,4 +1,4 @@
-"""Drafting ahead through the real services: bets are won and lost, and no token and no block of a cache depends on them."""
+"""Drafting ahead through the real services: early drafts hit and miss, and no token and no block of a cache depends on them."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, SpeculationParams
 from tests.conftest import PARALLEL_DRAFT, TINY, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.services import Trio, free_port, start_trio, wait_until_free
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 CHECKED = ("--check-integrity",)
-# Target and draft: alike but for rounding, unlike, and with all drafts from one forward.
+# Target and draft: alike but for rounding, unlike, and with all drafts from one forward pass.
 PAIRS = {
     "alike": (TINY, (*TINY, "--quantization", "int8")),
     "unlike": ((*UNLIKE_TARGET, *CHECKED), (*UNLIKE_DRAFT, *CHECKED)),
@@ -39,13 +39,13 @@ class Apart:
     def __init__(self, trio: Trio, client: AsyncClient, metrics: str) -> None:
         self.trio, self.client, self._metrics = trio, client, metrics
 
-    async def bets(self) -> tuple[float, float]:
-        """Returns how many were won and lost."""
+    async def ahead_stats(self) -> tuple[float, float]:
+        """Returns how many were hits and misses."""
         async with httpx2.AsyncClient() as http:
             lines = (await http.get(self._metrics)).text.splitlines()
         figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        won, lost = (figures[f'paceline_drafts_ahead_total{{outcome="{each}"}}'] for each in ("won", "lost"))
-        return float(won), float(lost)
+        hits, misses = (figures[f'paceline_drafts_ahead_total{{outcome="{each}"}}'] for each in ("hit", "miss"))
+        return float(hits), float(misses)
 
     async def answers(self, *lengths: int | Bounds) -> list[list[int]]:
         """Returns the tokens of each sampling with each of the lengths in turn; without, of plain decoding."""
@@ -79,13 +79,13 @@ async def apart(trio_and_metrics: tuple[Trio, str]) -> AsyncIterator[Apart]:
         yield Apart(trio, client, metrics)
 
 
-async def test_no_token_depends_on_bets(apart: Apart) -> None:
+async def test_no_token_depends_on_early_drafts(apart: Apart) -> None:
     plain = await apart.answers()
     assert await apart.answers(*LENGTHS) == plain * len(LENGTHS)
     together = await asyncio.gather(*(apart.answers(length) for length in LENGTHS))
     assert together == [plain] * len(LENGTHS)
-    won, lost = await apart.bets()
-    assert min(won, lost) > 0
+    hits, misses = await apart.ahead_stats()
+    assert min(hits, misses) > 0
     await apart.wait_until_free()
 
 

@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole
 from paceline.engine.engine import build_engine
+from paceline.engine.engine_config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole
 from paceline.engine.models.dummy import make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
-from paceline.rpc.generation import make_request
-from paceline.sampling import SamplingParams
+from paceline.rpc.generation_messages import make_request
+from paceline.sampling_params import SamplingParams
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from target_server.config import TargetSettings
@@ -56,6 +56,9 @@ def chat_of(options: str) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(
         chat={"messages": [{"role": "user", "content": "hi"}], "template_options": options}
     )
+
+
+TOMORROW = make_request("hi", None, None, raw=False, template_time="tomorrow")
 
 
 def predicting(**prediction: object) -> generation_pb2.GenerateRequest:
@@ -105,10 +108,15 @@ BAD_REQUESTS = {
     "template options in a list": (chat_of("[1]"), "chat.template_options is '[1]'", "a JSON object"),
     "template options too deep": (chat_of("[" * 9_000), "chat.template_options", "a JSON object"),
     "an option that is not the template's": (chat_of('{"tokenize": true}'), "chat.template_options is 'tokenize'", "reads"),
+    "a time that is none": (TOMORROW, "chat.template_time is 'tomorrow'", "a time in ISO 8601"),
     "endless template options": (chat_of(" " * 20_000), "chat.messages is", "at most 16384 characters"),
     "a prediction longer than the model": (predicting(prediction_token_ids={"ids": [1] * 512}), "prediction is '512 tokens'", "at most 511 tokens"),
     "an endless prediction": (predicting(prediction_text="t1 " * 9_000), "prediction is '27000 characters'", "at most 16384 characters"),
     "a prediction outside the vocabulary": (predicting(prediction_token_ids={"ids": [5, 512]}), "prediction is 512", "in [0, 512)"),
+    "calls without end": (
+        generation_pb2.GenerateRequest(chat={"messages": [{"role": "assistant", "tool_calls": [{}] * 16385}]}),
+        "chat.messages.tool_calls is '16385 calls'", "at most 16384 calls",
+    ),
     "an unknown rule": (speculating(rule=9), "rule is 9", "match, rejection"),
 }  # fmt: skip
 
@@ -177,6 +185,10 @@ CONFIGS: dict[str, tuple[dict[str, object], list[str]]] = {
     "an unknown dummy": ({"model": "dummy:huge"}, ["dummy:huge", "dummy:tiny"]),
     "a cache too small": ({"kv_cache_memory": 1024}, ["two blocks", "budget: weights"]),
     "a GPU's cache in int8": ({"device": "cuda", "kv_cache_dtype": "int8"}, ["kv_cache_dtype is 'int8'", "on a GPU"]),
+    "4 bits on a GPU": (
+        {"device": "cuda", "quantization": "int4"},
+        ["quantization is 'int4'", "on a GPU", "'auto', 'none', 'int8'"],
+    ),
     "a length beyond the model's": ({"max_model_len": 9999}, ["max_model_len is 9999", "at most 512"]),
 }
 

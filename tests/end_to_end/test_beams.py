@@ -6,8 +6,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.end_to_end.test_greedy_oracle import expected_ids, spread
 from tests.services import Trio, wait_until_free
 
@@ -61,7 +61,7 @@ async def test_an_answer_comes_whole_and_leaves_no_block_behind(
 ) -> None:
     sampling = SamplingParams(max_tokens=30, beams=5, ignore_eos=True)
     async with AsyncClient(tiny_trio.address) as client:
-        pieces = [piece async for piece in client.stream(list(range(50)), sampling, speculation)]
+        pieces = [chunk async for chunk in client.stream(list(range(50)), sampling, speculation)]
         assert len(pieces) == 1
         assert len(pieces[0].token_ids) == 30
         assert pieces[0].finish is not None

@@ -15,8 +15,8 @@ from scipy.stats import chi2
 
 from paceline.client import AsyncClient, Completion
 from paceline.noise import derive_seed
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
 from tests.services import Trio, free_and_total_blocks, wait_until_free
 from tests.slices import slice_of
@@ -160,7 +160,7 @@ async def test_rejection_never_emits_a_token_outside_the_lists(lists: dict[str, 
     assert set(tokens.flatten().tolist()) == lawful, "each of these comes at times, and no other"
 
 
-async def test_tokens_drawn_by_rejection_under_penalties_follow_the_penalised_distribution(unlike_trio: Trio) -> None:
+async def test_tokens_drawn_by_rejection_under_penalties_follow_the_penalized_distribution(unlike_trio: Trio) -> None:
     """Also behind a draft: what counts there are the tokens that came, not those that were dropped."""
     tokens = await sample_many(unlike_trio, LAWFUL, 16)
     # The distribution of the third token given the first two, summed over the pairs that came.
@@ -224,7 +224,7 @@ async def test_greedy_samples_are_all_alike(unlike_trio: Trio) -> None:
     assert all(sample.finish.reason == "length" for sample in samples)
 
 
-async def test_samples_penalise_each_its_own_output_alone(unlike_trio: Trio) -> None:
+async def test_samples_penalize_each_its_own_output_alone(unlike_trio: Trio) -> None:
     sampling = controlled("frequency", temperature=0.8, seed=5, n=4)
     async with AsyncClient(unlike_trio.address) as client:
         samples = await client.complete_all(PROMPT, sampling, MATCH_WAYS["coupled, k = 4"])
@@ -238,9 +238,9 @@ async def test_cancelling_a_request_of_four_samples_frees_all_its_blocks(unlike_
     begun: set[int] = set()
     async with AsyncClient(unlike_trio.address) as client:
         pieces = client.stream(PROMPT, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4))
-        async for piece in pieces:
-            assert piece.finish is None, "too late to cancel"
-            begun.add(piece.index)
+        async for chunk in pieces:
+            assert chunk.finish is None, "too late to cancel"
+            begun.add(chunk.index)
             if len(begun) == 4:
                 break
         held = [await free_and_total_blocks(service) for service in (unlike_trio.draft, unlike_trio.target)]

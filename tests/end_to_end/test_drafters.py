@@ -10,8 +10,8 @@ import pytest
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.ngram_table import NgramShape
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.coordinator.contexts import decide, make_context
 from tests.hosted import Host

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.services import Trio
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ async def test_a_request_that_allows_only_tokens_it_does_not_know_is_answered_al
     """Its head knows a third of the vocabulary: the last ids are of the rarest words."""
     params = SamplingParams(max_tokens=12, ignore_eos=True, allowed_token_ids=tuple(range(49_000, 49_040)))
     async with AsyncClient(embedded_pair.address) as client:
-        plain = await client.complete("Name a colour.", params, PLAIN)
-        drafted = await client.complete("Name a colour.", params, DRAFTED)
+        plain = await client.complete("Name a color.", params, PLAIN)
+        drafted = await client.complete("Name a color.", params, DRAFTED)
     assert drafted.token_ids == plain.token_ids
     assert len(plain.token_ids) == 12

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.byte_level import write_byte_level_model
 from tests.conftest import SMALL_FLAGS
 from tests.hosted import Host

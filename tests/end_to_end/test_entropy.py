@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.serving.entropy import EntropyStop
+from paceline.speculation_params import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of

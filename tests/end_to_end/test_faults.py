@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.drafters.deadline import MIN_TIMEOUT_S
-from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient, Completion
 from paceline.engine.scheduling.compute_lock import TIMEOUT_S
 from paceline.errors import Unavailable, Unreachable
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
+from paceline.rpc.heartbeat import STALL_S
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Service, Trio, restart, running, start_service, start_trio, wait_until_free
 
@@ -58,8 +58,8 @@ async def complete_all(
 
 
 async def follow(client: AsyncClient, completion: Completion, prompt: list[int], sampling: SamplingParams) -> None:
-    async for piece in client.stream(prompt, sampling, SPECULATIVE):
-        completion.add(piece)
+    async for chunk in client.stream(prompt, sampling, SPECULATIVE):
+        completion.add(chunk)
 
 
 def follow_all(

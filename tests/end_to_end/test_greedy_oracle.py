@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import find_folder
 from paceline.prompts import read_prompts
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.services import Trio
 
 MODEL = "smollm2-135m"
@@ -72,7 +72,7 @@ async def test_greedy_ids_are_those_of_transformers(real_trio: Trio) -> None:
     await check_same_ids(real_trio, 2, 16)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 async def test_greedy_ids_are_those_of_transformers_on_10_prompts(real_trio: Trio) -> None:
     await check_same_ids(real_trio, 10, 64)

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio

@@ -6,9 +6,9 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.infill_prompt import Infill
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.fill_in import QWEN, make_backend
 from tests.services import Trio
 

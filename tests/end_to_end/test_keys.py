@@ -12,7 +12,7 @@ from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, PacelineError, Unauthenticated
 from paceline.keys import make_key
 from paceline.rpc.channel import open_channel
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.conftest import TINY
 from tests.hosted import Host
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_config
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import SMALL_FLAGS
 from tests.end_to_end.tiny_oracle import model_logits
 from tests.hosted import Host
@@ -44,7 +44,7 @@ async def test_greedy_ids_are_those_of_transformers(trio: Trio, shape: str) -> N
         for speculation in (PLAIN, drafted(Drafter.MODEL, 4)):
             for prompt in PROMPTS:
                 done = await client.complete(prompt, sampling, speculation)
-                # One forward says what each token must be behind those before it.
+                # One forward pass says what each token must be behind those before it.
                 rows = model_logits(SHAPES[shape], [*prompt, *done.token_ids])[len(prompt) - 1 : -1]
                 assert done.token_ids == rows.argmax(axis=-1).tolist()
 

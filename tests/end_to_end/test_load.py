@@ -7,8 +7,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio, wait_until_free
@@ -54,10 +54,12 @@ async def test_32_at_once_equal_their_outputs_alone(tiny_trio: Trio, alone: list
 
 
 @pytest.mark.timeout(900)
-async def test_32_real_texts_at_once_equal_their_outputs_alone(real_trio: Trio, prompts: list[str]) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.campaign)])
+async def test_real_texts_at_once_equal_their_outputs_alone(real_trio: Trio, prompts: list[str], count: int) -> None:
+    texts: list[object] = [*prompts[:: len(prompts) // count][:count]]
     params = SamplingParams(max_tokens=32)
-    alone = await outputs_alone(real_trio.address, prompts[:32], params)
-    assert await outputs_at_once(real_trio.address, prompts[:32], params) == alone
+    alone = await outputs_alone(real_trio.address, texts, params)
+    assert await outputs_at_once(real_trio.address, texts, params) == alone
 
 
 async def test_200_cancelled_generations_leave_every_block_free(tiny_trio: Trio) -> None:
@@ -94,7 +96,7 @@ async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(host: Host, a
         assert server.stop() == 0
 
 
-async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_change_no_output(
+async def test_two_coordinators_that_want_more_than_the_cache_holds_preempt_and_change_no_output(
     host: Host, alone: list[list[int]]
 ) -> None:
     """Each lets in as many as the cache has room for: together they are twice too many."""

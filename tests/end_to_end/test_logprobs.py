@@ -8,8 +8,8 @@ import pytest
 from scipy.special import log_softmax
 
 from paceline.client import AsyncClient, Completion, TokenLogprobs
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.end_to_end.tiny_oracle import model_logits, oracle_logprobs
 from tests.hosted import Host
@@ -104,8 +104,8 @@ async def test_greedy_tokens_are_the_likeliest_of_their_positions(unlike_trio: T
 
 async def test_each_piece_brings_one_logprob_a_token(unlike_trio: Trio) -> None:
     async with AsyncClient(unlike_trio.address) as client:
-        async for piece in client.stream(PROMPT, REQUESTS["sampled"], REJECTION):
-            assert len(piece.logprobs) == len(piece.token_ids)
+        async for chunk in client.stream(PROMPT, REQUESTS["sampled"], REJECTION):
+            assert len(chunk.logprobs) == len(chunk.token_ids)
 
 
 async def test_logprobs_end_with_the_text_where_a_stop_token_cuts_a_round(tiny_trio: Trio) -> None:

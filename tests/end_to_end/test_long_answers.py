@@ -9,8 +9,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.rpc.channel import CLIENT_OPTIONS
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
 from tests.conftest import SMALL_FLAGS
@@ -54,13 +54,13 @@ def raw_parts(target: HostedService) -> Iterator[list[float]]:
     for response in session.responses():
         for answer in response.answers:
             kind = answer.WhichOneof("answer")
-            assert kind in ("prompt_logprobs", "verdict"), answer
+            assert kind in ("prompt_logprobs", "verify_result"), answer
             # Answers share a message until it has a megabyte.
             assert answer.ByteSize() < MAX_ANSWER_BYTES
-            part = answer.prompt_logprobs if kind == "prompt_logprobs" else answer.verdict.prompt_logprobs
+            part = answer.prompt_logprobs if kind == "prompt_logprobs" else answer.verify_result.prompt_logprobs
             assert len(part.top_token_ids) == NUM_TOP * len(part.chosen) // 4
             yield np.frombuffer(part.chosen, "<f4").tolist()
-            if kind == "verdict":
+            if kind == "verify_result":
                 session.close()
                 return
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.conftest import SMALL_FLAGS, UNLIKE_TARGET
 from tests.services import Service, running, start_service
 

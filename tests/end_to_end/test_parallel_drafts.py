@@ -1,4 +1,4 @@
-"""A draft that proposes all its tokens in one forward, through the real services."""
+"""A draft that proposes all its tokens in one forward pass, through the real services."""
 
 import itertools
 
@@ -6,8 +6,8 @@ import pytest
 
 from paceline.client import AsyncClient, Completion
 from paceline.engine.models.dummy import NUM_MASKS
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from tests.services import Trio
 from tests.slices import slice_of
 
@@ -15,10 +15,10 @@ PROMPTS = ([3, 1, 4, 1, 5], [number * 7 % 31 + 1 for number in range(300)])
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=60, ignore_eos=True),
     "sampled": SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.8, seed=5),
-    "penalised": SamplingParams(max_tokens=60, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.2),
+    "penalized": SamplingParams(max_tokens=60, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.2),
 }
 LENGTHS = [1, 3, NUM_MASKS + 1, 16, Bounds(0, 8), EntropyAdaptive(Bounds(1, 6))]
-IN_SLICE = [("greedy", 3), ("sampled", 16), ("penalised", 3), ("greedy", Bounds(0, 8))]
+IN_SLICE = [("greedy", 3), ("sampled", 16), ("penalized", 3), ("greedy", Bounds(0, 8))]
 PLAIN = SpeculationParams(enabled=False)
 
 

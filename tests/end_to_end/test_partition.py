@@ -12,7 +12,7 @@ import pytest
 from benchmarks.slow_network import SlowNetwork
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.conftest import UNLIKE_TARGET
 from tests.telling import Tell
 
@@ -44,11 +44,11 @@ class Streams:
         sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=0.8 * (number % 2), seed=number)
         tokens: list[int] = []
         last_s = time.monotonic()
-        async for piece in self._client.stream([5, number], sampling):
+        async for chunk in self._client.stream([5, number], sampling):
             now_s = time.monotonic()
             self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
-            tokens += piece.token_ids
-            self.num_tokens += len(piece.token_ids)
+            tokens += chunk.token_ids
+            self.num_tokens += len(chunk.token_ids)
         return tokens
 
 
@@ -64,10 +64,10 @@ async def test_answers_go_on_while_a_target_is_cut_off(network: SlowNetwork, tmp
         near, far = f"unix:{tmp_path}/near.sock", f"{network.addresses['far']}:50052"
         start("near", "target_server", *UNLIKE_TARGET, "--listen", near)
         start("far", "target_server", *UNLIKE_TARGET, "--listen", far)
-        front = f"unix:{tmp_path}/coordinator.sock"
-        start("near", "coordinator", "--listen", front, "--target", f"{near},{far}", "--draft", "none")
+        address = f"unix:{tmp_path}/coordinator.sock"
+        start("near", "coordinator", "--listen", address, "--target", f"{near},{far}", "--draft", "none")
         log = tmp_path / "coordinator-near.log"
-        async with AsyncClient(front) as client:
+        async with AsyncClient(address) as client:
             async with asyncio.timeout(WAIT_S):
                 while log.read_text().count(" is up: ") < 2:
                     await asyncio.sleep(0.1)

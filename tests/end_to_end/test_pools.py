@@ -10,7 +10,7 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.conftest import SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.services import Service, free_port, restart, running, spawn_service, wait_until_free
 
@@ -100,9 +100,9 @@ async def pools(
         metrics = f"127.0.0.1:{free_port()}"
         draft = f"file:{folder}/drafts" if drafts else "none"
         flags = ("--target", f"file:{folder}/targets", "--draft", draft, "--metrics", metrics)
-        front = servers.start("coordinator", "front", *flags)
-        await asyncio.to_thread(front.wait_serving)
-        async with AsyncClient(front.address) as client:
+        coordinator = servers.start("coordinator", "coordinator", *flags)
+        await asyncio.to_thread(coordinator.wait_serving)
+        async with AsyncClient(coordinator.address) as client:
             found = Pools(servers, client, f"http://{metrics}/metrics")
             for name in targets:
                 await found.until("target", name, 1)
@@ -119,11 +119,11 @@ async def test_a_killed_target_and_a_killed_draft_change_no_token(tmp_path: Path
             found.servers.by_name[await found.busiest(kind)].kill()
         assert await answering == expected
         figures = await found.figures()
-        assert figures['paceline_moves_total{server="target"}'] > 0
+        assert figures['paceline_migrations_total{server="target"}'] > 0
         # And all of them at the two targets that are left.
         assert await found.answers() == expected
         for name, each in found.servers.by_name.items():
-            if each.process.poll() is None and name != "front":
+            if each.process.poll() is None and name != "coordinator":
                 await wait_until_free(each)
 
 
@@ -160,7 +160,7 @@ async def test_a_target_that_is_told_to_end_ends_with_its_generations_and_none_m
         ending = found.servers.by_name[await found.busiest("target")]
         assert await asyncio.to_thread(ending.stop) == 0
         assert await answering == expected
-        assert (await found.figures())['paceline_moves_total{server="target"}'] == 0
+        assert (await found.figures())['paceline_migrations_total{server="target"}'] == 0
         assert await found.answers() == expected
 
 
@@ -211,10 +211,10 @@ async def test_a_coordinator_starts_without_a_draft_where_they_come_and_go(tmp_p
         expected = await found.answers()
         found.servers.by_name["draft a"].kill()
         (tmp_path / "drafts").unlink()
-        front = found.servers.by_name["front"]
-        front.kill()
-        found.servers.by_name["front"] = await asyncio.to_thread(restart, front)
-        with running(found.servers.by_name["front"]):
+        coordinator = found.servers.by_name["coordinator"]
+        coordinator.kill()
+        found.servers.by_name["coordinator"] = await asyncio.to_thread(restart, coordinator)
+        with running(found.servers.by_name["coordinator"]):
             assert await found.answers() == expected
             draft = await asyncio.to_thread(restart, found.servers.by_name["draft a"])
             with running(draft):
@@ -236,7 +236,7 @@ async def test_a_rolling_restart_of_all_servers_fails_no_request_and_changes_no_
         asking = asyncio.create_task(ask())
         with contextlib.ExitStack() as stack:
             for name, service in list(found.servers.by_name.items()):
-                if name == "front":
+                if name == "coordinator":
                     continue
                 assert await asyncio.to_thread(service.stop) == 0
                 found.servers.by_name[name] = await asyncio.to_thread(restart, service)

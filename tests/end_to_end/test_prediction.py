@@ -9,8 +9,8 @@ from scipy.special import softmax
 from scipy.stats import chi2
 
 from paceline.client import AsyncClient, Client, Completion, Speculation
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import model_logits, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of
@@ -112,7 +112,7 @@ def test_the_client_for_threads_takes_a_prediction(tiny_trio: Trio) -> None:
     with Client(tiny_trio.address) as client:
         plain = client.complete(PROMPT, GREEDY)
         pieces = list(client.stream(PROMPT, GREEDY, prediction=plain.token_ids))
-    assert [token for piece in pieces for token in piece.token_ids] == plain.token_ids
+    assert [token for chunk in pieces for token in chunk.token_ids] == plain.token_ids
 
 
 async def test_under_rejection_the_output_follows_the_targets_distribution_with_a_prediction_too(

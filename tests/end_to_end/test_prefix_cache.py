@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.conftest import TINY
 from tests.end_to_end.test_load import token_prompts
 from tests.hosted import Host

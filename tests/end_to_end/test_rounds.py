@@ -9,8 +9,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio
@@ -42,8 +42,8 @@ async def test_a_seed_repeats_its_text_in_every_mode_alone_and_in_company(client
 async def test_under_rejection_a_seed_repeats_its_text_whatever_tokens_others_bring_to_the_drafts_head(
     host: Host,
 ) -> None:
-    # int8, which our kernels multiply on any processor.
-    draft = (*UNLIKE_DRAFT, "--dtype", "bfloat16", "--quantization", "int8", "PACELINE_DRAFT_VOCAB_SIZE=8")
+    # int4, which one kernel multiplies for any number of rows.
+    draft = (*UNLIKE_DRAFT, "--dtype", "bfloat16", "--quantization", "int4", "PACELINE_DRAFT_VOCAB_SIZE=8")
     rejection = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
     prompts = [PROMPT, *([first, first + 1, 2] for first in range(8, 31))]
     async with AsyncClient(host.trio(UNLIKE_TARGET, draft).address) as client:

@@ -20,10 +20,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from paceline.cli import main
 from paceline.client import AsyncClient, Client
 from paceline.errors import Unavailable
+from paceline.reloaded import LOOK_INTERVAL_S
 from paceline.rpc.channel import NO_TLS, open_channel
 from paceline.rpc.health import instance_at, is_serving
-from paceline.rpc.tls import LOOK_INTERVAL_S, Tls
-from paceline.sampling import SamplingParams
+from paceline.rpc.tls import Tls
+from paceline.sampling_params import SamplingParams
 from tests.certificates import Authority, Issued, name_at
 from tests.conftest import TINY
 from tests.gateway.conftest import free_port
@@ -38,8 +39,8 @@ TIMEOUT_S = 30.0
 GRPC = ("draft_server", "target_server", "coordinator")
 SERVICES = (*GRPC, "gateway")
 METHODS = {
-    "draft_server": "/paceline.v1.Draft/Describe",
-    "target_server": "/paceline.v1.Target/Describe",
+    "draft_server": "/paceline.v1.Model/Describe",
+    "target_server": "/paceline.v1.Model/Describe",
     "coordinator": "/paceline.v1.Generation/Describe",
 }
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

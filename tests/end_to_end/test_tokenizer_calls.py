@@ -12,8 +12,8 @@ from coordinator.tokenizer import TokenBytes
 from paceline.client import AsyncClient, Client, TokenizerInfo
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import open_channel
-from paceline.rpc.generation import make_request
-from paceline.sampling import SamplingParams
+from paceline.rpc.generation_messages import make_request
+from paceline.sampling_params import SamplingParams
 from paceline.v1 import generation_pb2_grpc
 from tests.byte_level import TEMPLATE, TEXT, write_byte_level_model
 from tests.conftest import SMALL_FLAGS

@@ -7,11 +7,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from paceline.client import AsyncClient, Client, Completion, Piece, RoundTrace, TracedDraft
+from paceline.client import AsyncClient, Chunk, Client, Completion, RoundTrace, TracedDraft
 from paceline.rpc.channel import open_channel
-from paceline.rpc.generation import make_request
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from paceline.rpc.generation_messages import make_request
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from paceline.theory import tokens_per_round
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
@@ -41,16 +41,16 @@ WAYS = {
 
 async def pieces_of(
     trio: Trio, sampling: SamplingParams, speculation: SpeculationParams, prompt: list[int] = PROMPT
-) -> list[Piece]:
+) -> list[Chunk]:
     async with AsyncClient(trio.address) as client:
-        return [piece async for piece in client.stream(prompt, sampling, speculation, trace=True)]
+        return [chunk async for chunk in client.stream(prompt, sampling, speculation, trace=True)]
 
 
 async def traces_of(
     trio: Trio, sampling: SamplingParams, speculation: SpeculationParams, prompt: list[int] = PROMPT
 ) -> list[RoundTrace]:
     pieces = await pieces_of(trio, sampling, speculation, prompt)
-    return [piece.trace for piece in pieces if piece.trace is not None]
+    return [chunk.trace for chunk in pieces if chunk.trace is not None]
 
 
 async def messages_of(trio: Trio, trace: bool) -> list[generation_pb2.GenerateResponse]:
@@ -73,9 +73,9 @@ async def test_unasked_not_a_byte_more_is_on_the_wire(unlike_trio: Trio) -> None
 async def test_traces_change_no_output_and_add_up_to_the_figures_of_the_end(way: str, unlike_trio: Trio) -> None:
     plain = await complete(unlike_trio, *WAYS[way])
     pieces = await pieces_of(unlike_trio, *WAYS[way])
-    traces, finish = [piece.trace for piece in pieces], pieces[-1].finish
-    assert plain.token_ids == [token for piece in pieces for token in piece.token_ids]
-    assert plain.origins == "".join(piece.origins for piece in pieces)
+    traces, finish = [chunk.trace for chunk in pieces], pieces[-1].finish
+    assert plain.token_ids == [token for chunk in pieces for token in chunk.token_ids]
+    assert plain.origins == "".join(chunk.origins for chunk in pieces)
     assert plain.traces == []
     figures = finish.speculation
     assert [trace.round for trace in traces] == list(range(figures.rounds + 1))
@@ -84,13 +84,13 @@ async def test_traces_change_no_output_and_add_up_to_the_figures_of_the_end(way:
     by_accepted = [sum(trace.num_accepted == n for trace in traces[1:]) for n in range(len(figures.rounds_by_accepted))]
     assert by_accepted == figures.rounds_by_accepted
     assert sum(by_accepted) == figures.rounds
-    for piece in pieces:
-        assert piece.trace.num_accepted == piece.origins.count("A") == sum(d.accepted for d in piece.trace.proposed)
-        assert [draft.token_id for draft in piece.trace.proposed][: piece.trace.num_accepted] == [
-            token for token, origin in zip(piece.token_ids, piece.origins, strict=True) if origin == "A"
+    for chunk in pieces:
+        assert chunk.trace.num_accepted == chunk.origins.count("A") == sum(d.accepted for d in chunk.trace.proposed)
+        assert [draft.token_id for draft in chunk.trace.proposed][: chunk.trace.num_accepted] == [
+            token for token, origin in zip(chunk.token_ids, chunk.origins, strict=True) if origin == "A"
         ]
-        assert len(piece.trace.proposed) <= piece.trace.draft_tokens
-        assert (piece.trace.drafter == "none") == (not piece.trace.proposed) == (piece.trace.reason != "")
+        assert len(chunk.trace.proposed) <= chunk.trace.draft_tokens
+        assert (chunk.trace.drafter == "none") == (not chunk.trace.proposed) == (chunk.trace.reason != "")
     for name in ("draft", "target", "queued"):
         ms = sum(getattr(trace, f"{name}_us") for trace in traces) / 1e3
         assert ms == pytest.approx(getattr(finish.timing, f"{name}_ms"))
@@ -102,46 +102,46 @@ async def test_traces_change_no_output_and_add_up_to_the_figures_of_the_end(way:
         assert all(0 <= value <= 1 for value in trace.entropies)
 
 
-def decided(piece: Piece) -> list[TracedDraft]:
+def decided(chunk: Chunk) -> list[TracedDraft]:
     """Up to the first that was rejected, or that ended the text."""
-    return piece.trace.proposed[: len(piece.token_ids)]
+    return chunk.trace.proposed[: len(chunk.token_ids)]
 
 
 @pytest.mark.parametrize("way", ["match, greedy", "match, sampled", "n-grams"])
 async def test_under_match_the_targets_own_choice_stands_beside_each_decided_draft(way: str, unlike_trio: Trio) -> None:
     num_rejected = 0
-    for piece in await pieces_of(unlike_trio, *WAYS[way]):
-        for draft, token in zip(decided(piece), piece.token_ids, strict=False):
+    for chunk in await pieces_of(unlike_trio, *WAYS[way]):
+        for draft, token in zip(decided(chunk), chunk.token_ids, strict=False):
             assert draft.accepted == (draft.token_id == draft.target_id)
             assert (draft.target_id, draft.target_text) == (token, f"t{token}")
             num_rejected += not draft.accepted
-        for draft in piece.trace.proposed:
+        for draft in chunk.trace.proposed:
             assert (draft.q, draft.p, draft.r) == (None, None, None)
             assert draft.text == f"t{draft.token_id}"
-        for draft in piece.trace.proposed[len(piece.token_ids) :]:
+        for draft in chunk.trace.proposed[len(chunk.token_ids) :]:
             assert (draft.accepted, draft.target_id, draft.target_text) == (False, None, None)
     assert num_rejected > 0
 
 
 async def test_under_rejection_the_numbers_decide_each_draft(unlike_trio: Trio) -> None:
     accepted = []
-    for piece in await pieces_of(unlike_trio, *WAYS["rejection"]):
-        for draft in decided(piece):
+    for chunk in await pieces_of(unlike_trio, *WAYS["rejection"]):
+        for draft in decided(chunk):
             assert draft.accepted == (draft.r * draft.q < draft.p)
             assert 0 < draft.q <= 1
             assert 0 <= draft.p <= 1
             assert 0 < draft.r < 1
             accepted.append(draft.accepted)
-        for draft in piece.trace.proposed:
+        for draft in chunk.trace.proposed:
             assert (draft.target_id, draft.target_text) == (None, None)
-        for draft in piece.trace.proposed[len(piece.token_ids) :]:
+        for draft in chunk.trace.proposed[len(chunk.token_ids) :]:
             assert (draft.accepted, draft.q, draft.p, draft.r) == (False, None, None, None)
     assert 0.1 < fmean(accepted) < 0.9
 
 
 async def test_lenience_shows_in_the_comparison(unlike_trio: Trio) -> None:
     speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, lenience=0.3)
-    drafts = [draft for piece in await pieces_of(unlike_trio, SAMPLED, speculation) for draft in decided(piece)]
+    drafts = [draft for chunk in await pieces_of(unlike_trio, SAMPLED, speculation) for draft in decided(chunk)]
     assert all(draft.accepted == (draft.r * 0.3 * draft.q < draft.p) for draft in drafts)
     assert any(draft.accepted != (draft.r * draft.q < draft.p) for draft in drafts)
 
@@ -235,8 +235,8 @@ async def test_each_of_n_samples_has_traces_of_its_own(unlike_trio: Trio) -> Non
 
 def test_the_client_for_threads_gives_traces(tiny_trio: Trio) -> None:
     with Client(tiny_trio.address) as client:
-        assert all(piece.trace is not None for piece in client.stream(PROMPT, GREEDY, MATCHED, trace=True))
-        assert all(piece.trace is None for piece in client.stream(PROMPT, GREEDY, MATCHED))
+        assert all(chunk.trace is not None for chunk in client.stream(PROMPT, GREEDY, MATCHED, trace=True))
+        assert all(chunk.trace is None for chunk in client.stream(PROMPT, GREEDY, MATCHED))
 
 
 K = 4

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.rpc.generation import make_request
-from paceline.sampling import SamplingParams
+from paceline.rpc.generation_messages import make_request
+from paceline.sampling_params import SamplingParams
 from paceline.v1 import generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
 from tests.conftest import TINY

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.noise import gumbel, match_key
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 Floats = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ def adjusted_after(name: str, sampling: SamplingParams, prompt: list[int], outpu
 
 
 def oracle_ids(name: str, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """The target's own chain: greedy, or by `match` with the request's seed; one whole forward a token."""
+    """The target's own chain: greedy, or by `match` with the request's seed; one whole forward pass a token."""
     output: list[int] = []
     while len(output) < sampling.max_tokens:
         logits = adjusted_after(name, sampling, prompt, output)

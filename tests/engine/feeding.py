@@ -1,4 +1,4 @@
-"""Drives a model's forward as the runner does, and hands back the logits of every row."""
+"""Drives a model's forward pass as the runner does, and hands back the logits of every row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cache.recurrent_sequence import LOG_TOKENS
 from paceline.engine.cache.state_pool import StateSpan
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.modules import CpuModules
+from paceline.engine.cpu.modules_model import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES
 from paceline.engine.cpu.runner import CpuModel
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.shapes import Tensors
 from paceline.engine.models.weights import load_model
 
@@ -90,14 +90,14 @@ class Feeder:
 
     @torch.inference_mode()
     def feed(self, *shares: Rows) -> list[torch.Tensor]:
-        """One forward over all shares; returns each one's logits: [num_tokens, vocab_size]."""
+        """One forward pass over all shares; returns each one's logits: [num_tokens, vocab_size]."""
         builder = BatchBuilder()
         for share in shares:
             state = self._advance(share) if self._attention.states.num_slots else None
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens), state)
         batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
-        logits = self._model.forward(batch, self._attention, plan)
+        logits = self._model.logits(self._model.forward(batch, self._attention, plan))
         return list(logits.split([len(share.tokens) for share in shares]))
 
     def _advance(self, share: Rows) -> StateSpan:

@@ -22,7 +22,7 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 from paceline.engine.sampling.torch_sampler import TorchSampler
-from paceline.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, SamplingParams
+from paceline.sampling_params import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, SamplingParams
 
 VOCAB_SIZE = 600
 PROMPT, OUTPUT = list(range(0, 300, 2)), [1, 1, 1, 4, 599]

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.faults.cells import Cell
 from tests.faults.deployment import Clients, Deployment, deployed
 from tests.faults.faults import Scene

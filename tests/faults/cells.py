@@ -10,12 +10,12 @@ from tests.faults.phases import Phase
 
 SERVERS = ("draft", "target")
 # Of the HTTP side: clients speak to the gateway there.
-FRONT = ("coordinator", "gateway")
+PUBLIC = ("coordinator", "gateway")
 LINKS = ("link-draft", "link-target")
 PLACES: dict[str, tuple[str, ...]] = {
-    "kill": (*SERVERS, *FRONT),
-    "stop-5s": (*SERVERS, *FRONT),
-    "term": (*SERVERS, *FRONT),
+    "kill": (*SERVERS, *PUBLIC),
+    "stop-5s": (*SERVERS, *PUBLIC),
+    "term": (*SERVERS, *PUBLIC),
     "cut": (*LINKS, "link-coordinator"),
     "undecodable": LINKS,
     "unknown-kind": LINKS,
@@ -53,12 +53,12 @@ class Cell:
 
     @property
     def watched(self) -> str:
-        """The link on which the phase is seen. Where the front is disturbed, it is what the target is asked."""
+        """The link on which the phase is seen. Where a public service is disturbed, it is what the target is asked."""
         return "draft" if self.end == "draft" else "target"
 
     @property
     def is_over_http(self) -> bool:
-        return self.end in FRONT
+        return self.end in PUBLIC
 
     @property
     def asked(self) -> list[Asked]:

@@ -10,7 +10,6 @@ import httpx2
 
 from paceline.client import AsyncClient
 from paceline.rpc.health import instance_at
-from paceline.v1 import draft_pb2, target_pb2
 from tests.faults.proxy import Proxy
 from tests.services import Service, free_port, running, spawn_service, start_service, wait_until_free
 
@@ -53,10 +52,9 @@ class Deployment:
         lock = ("--compute-lock-file", f"{self.folder}/compute.lock")
         for name, flags in (("draft", DRAFT), ("target", TARGET)):
             self.services[name] = spawn_service(f"{name}_server", self._folder(name), *lock, *flags)
-        for name, messages in (("draft", draft_pb2), ("target", target_pb2)):
+        for name in ("draft", "target"):
             await asyncio.to_thread(self.services[name].wait_serving)
-            classes = (getattr(messages, f"{name.title()}{kind}") for kind in ("Request", "Response"))
-            await self._put_proxy(name, Proxy(self.services[name].address, (next(classes), next(classes))))
+            await self._put_proxy(name, Proxy(self.services[name].address, reads_session=True))
         servers = ("--draft", self.proxies["draft"].address, "--target", self.proxies["target"].address)
         servers = (*servers, "--target-timeout", f"{TARGET_TIMEOUT_S:g}")
         alone = (

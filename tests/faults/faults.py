@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from coordinator.__main__ import READINESS_S
-from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
 from paceline.rpc.health import instance_at, is_serving
-from paceline.sampling import SamplingParams
+from paceline.rpc.heartbeat import STALL_S
+from paceline.sampling_params import SamplingParams
+from paceline.v1 import model_pb2
 from tests.faults.deployment import DRAFT, TARGET, Deployment
 from tests.services import free_and_total_blocks
 
@@ -129,11 +130,9 @@ class UnknownKind(Fault):
 
     def strike(self, scene: Scene) -> None:
         proxy = scene.deployment.proxies[scene.place]
-        assert proxy.messages is not None
-        response_class = proxy.messages[1]
 
         def forge(ids: list[int]) -> bytes:
-            response = response_class()
+            response = model_pb2.SessionResponse()
             for command_id in ids:
                 response.answers.add(command_id=command_id)
             return bytes(response.SerializeToString())

@@ -10,8 +10,8 @@ import httpx2
 import orjson
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, DraftMode, Rule, SpeculationParams
 
 OFF = SpeculationParams(enabled=False)
 # For clients over gRPC, and the same in a body; None: what nobody asks for. The first always has the draft model draft.
@@ -132,9 +132,9 @@ class GrpcFollower(Follower):
     async def run(self) -> None:
         asked = self.asked
         finish, speculation = None, asked.drafting[0]
-        async for piece in self._client.stream(asked.prompt, asked.sampling, speculation, cache_salt=self._salt):
-            self._text += piece.text
-            finish = piece.finish
+        async for chunk in self._client.stream(asked.prompt, asked.sampling, speculation, cache_salt=self._salt):
+            self._text += chunk.text
+            finish = chunk.finish
         assert finish is not None, "a stream without an end"
         assert finish.completion_tokens == len(self.words)
 

@@ -41,18 +41,21 @@ class Striker:
         self._delay_s = READING_S / 2**attempt if phase is Phase.PREFILL else 0.0
         self._is_over = False
         self.has_struck = asyncio.Event()
+        self._error: Exception | None = None
 
     async def run(self) -> None:
-        """Returns when it has struck. Cancel it when there is nothing left to disturb."""
+        """Returns when it has struck, or raises what `strike` raised. Cancel it when there is nothing left to disturb."""
         try:
             if self._phase is Phase.BETWEEN:
                 self._proxy.hold_commands()
                 while not self._proxy.is_between:
                     await asyncio.sleep(POLL_S)
                 self._strike_now()
-                return
-            self._lie_in_wait()
-            await self.has_struck.wait()
+            else:
+                self._lie_in_wait()
+                await self.has_struck.wait()
+            if self._error is not None:
+                raise self._error
         finally:
             self._is_over = True
             self._proxy.release()
@@ -78,5 +81,9 @@ class Striker:
             self._lie_in_wait()
 
     def _strike_now(self) -> None:
-        self._strike()
+        try:
+            self._strike()
+        except Exception as error:
+            # The caller is the proxy, which would take it for a broken connection.
+            self._error = error
         self.has_struck.set()

@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.faults.frames import PREFACE, Frame, FrameReader, data_frame
 from tests.faults.traffic import Command, Traffic
@@ -29,6 +28,8 @@ class Connection:
     is_closed: bool = False
 
     def close(self, resets: bool = False) -> None:
+        if self.is_closed:
+            return
         self.is_closed = True
         for writer in (self.client, self.server):
             held = writer.get_extra_info("socket")
@@ -47,10 +48,10 @@ class Ambush:
 
 @dataclass(slots=True)
 class Proxy:
-    """In front of one server. With `messages`, the classes of a Session's requests and responses, it reads what passes."""
+    """In front of one server. If it `reads_session`, it knows the commands and answers that pass."""
 
     upstream: str
-    messages: tuple[Any, Any] | None = None
+    reads_session: bool = False
     address: str = ""
     _connections: set[Connection] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -137,7 +138,7 @@ class Proxy:
             # Nobody is there.
             writer.transport.abort()
             return
-        connection = Connection(writer, commands, Traffic(*self.messages) if self.messages is not None else None)
+        connection = Connection(writer, commands, Traffic() if self.reads_session else None)
         self._connections.add(connection)
         pumps = [
             asyncio.create_task(self._pump_commands(connection, reader)),

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.v1 import target_pb2
+from paceline.v1 import model_pb2
 from tests.faults.frames import END_STREAM, PREFACE, Frame, FrameReader, MessageReader, data_frame
 from tests.faults.traffic import PROMPT_TOKENS, Traffic
 
@@ -46,7 +46,7 @@ def test_padding_is_no_part_of_a_message() -> None:
 
 
 def verify(command_id: int, num_tail_tokens: int) -> bytes:
-    request = target_pb2.TargetRequest()
+    request = model_pb2.SessionRequest()
     request.commands.add(command_id=99, sequence_id=1).truncate.SetInParent()
     command = request.commands.add(command_id=command_id, sequence_id=1)
     command.verify.tail_tokens.extend([1] * num_tail_tokens)
@@ -54,26 +54,26 @@ def verify(command_id: int, num_tail_tokens: int) -> bytes:
 
 
 def test_a_command_is_with_the_server_until_its_answer_comes() -> None:
-    traffic = Traffic(target_pb2.TargetRequest, target_pb2.TargetResponse)
+    traffic = Traffic()
     commands = traffic.commands_in(Frame(data_frame(3, verify(5, PROMPT_TOKENS))))
     assert [(each.command_id, each.reads_prompt) for each in commands] == [(5, True)]
     traffic.note_passed(commands)
-    heartbeat = target_pb2.TargetResponse(engine_steps=1).SerializeToString()
+    heartbeat = model_pb2.SessionResponse(engine_steps=1).SerializeToString()
     assert traffic.note_answers(Frame(data_frame(3, heartbeat))) == []
     assert traffic.has_with_server(lambda each: each.reads_prompt)
-    answer = target_pb2.TargetResponse()
-    answer.answers.add(command_id=5).verdict.tokens.append(1)
+    answer = model_pb2.SessionResponse()
+    answer.answers.add(command_id=5).verify_result.tokens.append(1)
     assert traffic.note_answers(Frame(data_frame(3, answer.SerializeToString()))) == [5]
     assert not traffic.with_server
 
 
 def test_the_answer_of_another_call_is_none_of_the_sessions() -> None:
-    traffic = Traffic(target_pb2.TargetRequest, target_pb2.TargetResponse)
+    traffic = Traffic()
     traffic.note_passed(traffic.commands_in(Frame(data_frame(3, verify(5, 1)))))
     asked = bytearray(data_frame(1, b""))
     asked[4] = END_STREAM
     assert traffic.commands_in(Frame(bytes(asked))) == []
-    answer = target_pb2.TargetResponse()
+    answer = model_pb2.SessionResponse()
     answer.answers.add(command_id=5)
     assert traffic.note_answers(Frame(data_frame(1, answer.SerializeToString()))) == []
     assert traffic.with_server

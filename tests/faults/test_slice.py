@@ -1,4 +1,4 @@
-"""A slice of the matrix (`python -m tests.faults` runs all of it), and what keeps its verdicts honest."""
+"""A slice of the matrix (`python -m tests.faults` runs all of it), and what keeps its verify_results honest."""
 
 from collections.abc import AsyncIterator
 
@@ -8,6 +8,7 @@ import pytest_asyncio
 from tests.faults.campaign import Campaign, Verdict
 from tests.faults.cells import Cell, cells_like
 from tests.faults.deployment import deployed
+from tests.faults.faults import Fault, Scene
 from tests.faults.loads import Asked, Undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -52,6 +53,26 @@ async def test_a_fault_that_never_falls_is_no_pass(campaign: Campaign) -> None:
     (cell,) = cells_like("cut/link-draft/mid/1")
     report = await campaign.run(NobodyDrafts(cell.number, cell.fault_name, cell.place, cell.phase, 1))
     assert report.verdict is Verdict.NOT_IN_PHASE, report.line
+
+
+class Buggy(Fault):
+    def strike(self, scene: Scene) -> None:
+        raise LookupError("a bug of the fault's own")
+
+
+class OfBuggy(Cell):
+    @property
+    def fault(self) -> Fault:
+        return Buggy()
+
+
+@pytest.mark.parametrize("name", ["cut/link-draft/mid/1", "cut/link-target/between/1"])
+async def test_a_fault_that_raises_is_a_failure(name: str, campaign: Campaign) -> None:
+    (cell,) = cells_like(name)
+    campaign = Campaign(campaign.deployment, campaign.clients, Undisturbed())
+    report = await campaign.run(OfBuggy(cell.number, cell.fault_name, cell.place, cell.phase, 1))
+    assert report.verdict is Verdict.FAILED, report.line
+    assert "a bug of the fault's own" in report.why
 
 
 class OneTokenOff(Undisturbed):

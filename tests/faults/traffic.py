@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from paceline.v1 import model_pb2
 from tests.faults.frames import DATA, Frame, MessageReader
 
 # A command that brings so many tokens reads a prompt.
@@ -27,9 +28,7 @@ class Command:
 class Traffic:
     """One connection's, read from its frames."""
 
-    def __init__(self, request_class: Any, response_class: Any) -> None:
-        self._request_class = request_class
-        self._response_class = response_class
+    def __init__(self) -> None:
         self._commands: dict[int, MessageReader] = {}
         self._answers: dict[int, MessageReader] = {}
         # Streams whose client has said all it had to say: no Sessions.
@@ -47,7 +46,7 @@ class Traffic:
             return []
         found = []
         for message in self._commands.setdefault(frame.stream, MessageReader()).feed(frame.payload):
-            for command in _decode(self._request_class, message, "commands"):
+            for command in _decode(model_pb2.SessionRequest, message, "commands"):
                 if (kind := command.WhichOneof("command")) in ("propose", "verify"):
                     found.append(Command(command.command_id, len(getattr(command, kind).tail_tokens)))
         if found:
@@ -64,7 +63,9 @@ class Traffic:
         reader = self._answers.setdefault(frame.stream, MessageReader())
         begins = reader.is_between
         messages = reader.feed(frame.payload)
-        ids = [each.command_id for message in messages for each in _decode(self._response_class, message, "answers")]
+        ids = [
+            each.command_id for message in messages for each in _decode(model_pb2.SessionResponse, message, "answers")
+        ]
         known = [each for each in ids if self.with_server.pop(each, None) is not None]
         return known if begins and reader.is_between else []
 

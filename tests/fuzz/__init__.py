@@ -1,1 +1,1 @@
-"""Messages that nobody should send, at every gRPC door: what they are, how they are sent, and what must hold."""
+"""Messages that nobody should send, to every gRPC service: what they are, how they are sent, and what must hold."""

@@ -1,4 +1,4 @@
-"""Calls at the coordinator's door: good ones, changed."""
+"""Calls at the coordinator's service: good ones, changed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -125,22 +125,19 @@ def _shorten(message: Any) -> None:
         sampling.n = MOST_SAMPLES
 
 
-UNARY = {
-    service: _methods(
-        service,
-        {
-            "Describe": ([model_pb2.DescribeModelRequest()], 1),
-            "Truncate": ([model_pb2.TruncateRequest(session_id="nobody", sequence_id=1, length=2)], 2),
-            "Release": ([model_pb2.ReleaseRequest(session_id="nobody", sequence_id=1)], 2),
-            "Tokenizer": ([model_pb2.TokenizerRequest()], 1),
-        },
-    )
-    for service in ("Draft", "Target")
-}
+UNARY = _methods(
+    "Model",
+    {
+        "Describe": ([model_pb2.DescribeModelRequest()], 1),
+        "Truncate": ([model_pb2.TruncateRequest(session_id="nobody", sequence_id=1, length=2)], 2),
+        "Release": ([model_pb2.ReleaseRequest(session_id="nobody", sequence_id=1)], 2),
+        "Tokenizer": ([model_pb2.TokenizerRequest()], 1),
+    },
+)
 
 
 @st.composite
-def unary_calls(draw: st.DrawFn, service: str) -> Call:
+def unary_calls(draw: st.DrawFn) -> Call:
     """To a model server's methods besides Session."""
-    method, goods = draw(st.sampled_from(UNARY[service]))
+    method, goods = draw(st.sampled_from(UNARY))
     return Call(method, draw(encoded(draw(_messages_like(goods)))))

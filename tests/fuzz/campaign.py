@@ -1,4 +1,4 @@
-"""Sends many messages at a door, several at once, beside a bystander."""
+"""Sends many messages at a service, several at once, beside a bystander."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.fuzz.doors import Door, Seen
+from tests.fuzz.services import FuzzedService, Seen
 from tests.fuzz.watch import Bystander, LogWatch, faults_at_rest, tokens_alone
 from tests.services import Trio
 
@@ -22,7 +22,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one door."""
+    """Of one service."""
 
     name: str
     seen: Seen
@@ -42,7 +42,7 @@ class Report:
         return "\n".join([head, *lines, beside, f"  violations: {len(self.violations)}", *self.violations[:5]])
 
 
-def produce(door: Door, count: int, seed: int, take: Callable[[Any], None]) -> None:
+def produce(service: FuzzedService, count: int, seed: int, take: Callable[[Any], None]) -> None:
     """Gives cases of at least `count` messages to `take`, always the same for a seed."""
     num_messages, num_chunks = 0, 0
 
@@ -56,12 +56,12 @@ def produce(door: Door, count: int, seed: int, take: Callable[[Any], None]) -> N
         options = settings(
             max_examples=CHUNK, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
         )  # fmt: skip
-        test = options(hypothesis.given(door.cases)(count_and_take))
+        test = options(hypothesis.given(service.cases)(count_and_take))
         hypothesis.seed(seed * 1_000_003 + num_chunks)(test)()
         num_chunks += 1
 
 
-async def attack(trio: Trio, door: Door, count: int, seed: int) -> Report:
+async def attack(trio: Trio, service: FuzzedService, count: int, seed: int) -> Report:
     """`count` messages, or as many as come before the first violation."""
     alone = await tokens_alone(trio.address)
     logs = LogWatch({service.log for service in (trio.draft, trio.target, trio.coordinator)})
@@ -71,33 +71,33 @@ async def attack(trio: Trio, door: Door, count: int, seed: int) -> Report:
     loop = asyncio.get_running_loop()
 
     def take(case: Any) -> None:
-        if not door.seen.violations:
+        if not service.seen.violations:
             asyncio.run_coroutine_threadsafe(waiting.put(case), loop).result()
 
     async def work() -> None:
         while (case := await waiting.get()) is not None:
-            if not door.seen.violations:
-                await _send(door, case)
+            if not service.seen.violations:
+                await _send(service, case)
 
     workers = [asyncio.create_task(work()) for _ in range(AT_ONCE)]
     # On a thread of its own: it is busy, and answers come meanwhile.
-    await asyncio.to_thread(produce, door, count, seed, take)
+    await asyncio.to_thread(produce, service, count, seed, take)
     for _ in workers:
         await waiting.put(None)
     await asyncio.gather(*workers)
     wall_s = time.monotonic() - started_s
     bystander.end()
-    violations = door.seen.violations + await _end(beside) + bystander.faults
+    violations = service.seen.violations + await _end(beside) + bystander.faults
     violations += await faults_at_rest(trio) + logs.alarms()
-    return Report(door.name, door.seen, bystander.num_texts, bystander.longest_gap_s, wall_s, violations)
+    return Report(service.name, service.seen, bystander.num_texts, bystander.longest_gap_s, wall_s, violations)
 
 
-async def _send(door: Door, case: Any) -> None:
+async def _send(service: FuzzedService, case: Any) -> None:
     try:
-        await door.send(case)
+        await service.send(case)
     except Exception as error:
         # An answer that does not decode, say. The others must not wait for this worker.
-        door.seen.violations.append(f"{error!r}\n  {case}")
+        service.seen.violations.append(f"{error!r}\n  {case}")
 
 
 async def _end(beside: asyncio.Task[None]) -> list[str]:

@@ -9,13 +9,12 @@ from typing import Any
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from paceline.v1 import draft_pb2, sampling_pb2, target_pb2
+from paceline.v1 import model_pb2, sampling_pb2
 from tests.fuzz.calls import LARGE_BYTES, Call, shown, unary_calls
 from tests.fuzz.mutations import changed, encoded
 from tests.fuzz.values import VOCAB_SIZE, messages
 from tests.serving.raw_session import opening, propose, release, truncate, verify
 
-REQUESTS: dict[str, type[Message]] = {"Draft": draft_pb2.DraftRequest, "Target": target_pb2.TargetRequest}
 ENDINGS = ("half-close", "half-close", "half-close", "cancel", "at once", "cancel at once")
 # Of the shares of a message that change.
 CHANGED_ONE_IN = 3
@@ -25,7 +24,6 @@ CHANGED_ONE_IN = 3
 class Session:
     """Messages and unary calls, in this order; then its end: awaiting all answers or not, politely or not."""
 
-    service: str
     # Bytes go to the stream; calls that name no session are given this one's name.
     steps: tuple[bytes | Call, ...]
     ending: str
@@ -40,7 +38,7 @@ class Session:
 
     def __str__(self) -> str:
         steps = "\n    ".join(str(each) if isinstance(each, Call) else shown(each) for each in self.steps)
-        return f"{self.service}/Session, {self.ending}:\n    {steps}"
+        return f"Session, {self.ending}:\n    {steps}"
 
 
 def _controlled(command: Any) -> None:
@@ -61,7 +59,7 @@ def _with_entropy(command: Any) -> None:
     command.propose.entropy_stop.rule.bounds.max = 6
     command.propose.entropy_stop.rule.ema_beta = 0.5
     command.propose.entropy_stop.entropy_ema = 0.3
-    command.propose.least_confidence = 0.2
+    command.propose.min_probability = 0.2
 
 
 def _with_guesses(command: Any) -> None:
@@ -82,14 +80,15 @@ def _lenient(command: Any) -> None:
 
 # Each inner list is a message: sequence ids, and what fills the command.
 Message_ = list[tuple[int, Any]]
+# By the command that feeds the model.
 SCRIPTS: dict[str, list[list[Message_]]] = {
-    "Draft": [
+    "propose": [
         [[(1, opening()), (1, propose(0, [3, 4, 5], 4))], [(1, truncate(4)), (1, _with_guesses)], [(1, release)]],
         [[(1, _controlled)], [(1, propose(0, [1] * 5, 3))], [(1, truncate(7)), (1, _with_entropy)]],
         [[(1, opening(0)), (2, opening())], [(1, propose(0, [7] * 100, 2, draft_mode=2)), (2, propose(0, [7] * 100, 2))], [(2, release)]],
         [[(5, opening()), (5, propose(0, [8] * 400, 1)), (5, truncate(3))], [(5, propose(3, [1, 2], 8))]],
     ],
-    "Target": [
+    "verify": [
         [[(1, opening()), (1, verify(0, [3, 4], [5, 6], support=[9]))], [(1, truncate(3)), (1, verify(3, [8], rule=1))], [(1, release)]],
         [[(1, _controlled)], [(1, _scored)], [(1, truncate(6)), (1, verify(6, [1], [2], support=list(range(VOCAB_SIZE))))]],
         [[(1, opening(0)), (2, opening())], [(1, _lenient), (2, verify(0, [7] * 100, [7] * 16, rule=1))], [(2, release)]],
@@ -99,13 +98,13 @@ SCRIPTS: dict[str, list[list[Message_]]] = {
 
 
 @functools.cache
-def scripts(service: str) -> list[list[Message]]:
-    """The messages of SCRIPTS, with the commands numbered."""
+def scripts(role: str) -> list[list[Message]]:
+    """The messages of those SCRIPTS that a server executes, with the commands numbered."""
     made = []
-    for script in SCRIPTS[service]:
+    for script in SCRIPTS["propose"] if role == "draft" else [*SCRIPTS["verify"], *SCRIPTS["propose"]]:
         requests, number = [], 0
         for commands in script:
-            request: Any = REQUESTS[service]()
+            request = model_pb2.SessionRequest()
             for sequence_id, fill in commands:
                 number += 1
                 fill(request.commands.add(command_id=number, sequence_id=sequence_id))
@@ -115,21 +114,21 @@ def scripts(service: str) -> list[list[Message]]:
 
 
 @st.composite
-def sessions(draw: st.DrawFn, service: str) -> Session:
+def sessions(draw: st.DrawFn, role: str) -> Session:
     """Some of a script's messages, in any order."""
     steps: list[bytes | Call] = []
-    for request in _moved(draw, draw(st.sampled_from(scripts(service)))):
+    for request in _moved(draw, draw(st.sampled_from(scripts(role)))):
         match draw(st.integers(1, 24)):
             case 1:
-                steps.append(draw(encoded(draw(messages(REQUESTS[service])))))
+                steps.append(draw(encoded(draw(messages(model_pb2.SessionRequest)))))
             case 2 | 3:
-                steps.append(draw(unary_calls(service)))
+                steps.append(draw(unary_calls()))
             case number:
                 is_changed = number % CHANGED_ONE_IN == 0
                 message = draw(changed(request)) if is_changed else request
                 # Damage mostly ends the stream, and what would come behind it.
                 steps.append(draw(encoded(message, one_damaged_in=20)))
-    return Session(service, tuple(steps), draw(st.sampled_from(ENDINGS)))
+    return Session(tuple(steps), draw(st.sampled_from(ENDINGS)))
 
 
 def _moved(draw: st.DrawFn, requests: Sequence[Message]) -> list[Message]:
@@ -152,6 +151,6 @@ def _moved(draw: st.DrawFn, requests: Sequence[Message]) -> list[Message]:
     return moved
 
 
-def visits(service: str) -> st.SearchStrategy[Session | Call]:
+def visits(role: str) -> st.SearchStrategy[Session | Call]:
     """All that may come to a model server."""
-    return st.one_of(*[sessions(service)] * 5, unary_calls(service))
+    return st.one_of(*[sessions(role)] * 5, unary_calls())

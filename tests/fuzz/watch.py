@@ -9,9 +9,9 @@ import grpc.aio
 
 from paceline.client import AsyncClient
 from paceline.rpc.channel import open_channel
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, Rule, SpeculationParams
-from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, Rule, SpeculationParams
+from paceline.v1 import model_pb2, model_pb2_grpc
 
 PROMPT = [3, 14, 15, 92, 65]
 SAMPLING = SamplingParams(max_tokens=200, temperature=0.7, seed=5, ignore_eos=True)
@@ -40,11 +40,11 @@ class Bystander:
         async with AsyncClient(self._address) as client:
             while not self.num_texts or not self._is_over:
                 tokens, seen_s = [], time.monotonic()
-                async for piece in client.stream(PROMPT, SAMPLING, MATCHED):
+                async for chunk in client.stream(PROMPT, SAMPLING, MATCHED):
                     now_s = time.monotonic()
                     self.longest_gap_s = max(self.longest_gap_s, now_s - seen_s)
                     seen_s = now_s
-                    tokens += piece.token_ids
+                    tokens += chunk.token_ids
                 if tokens != alone:
                     self.faults.append(f"the bystander's tokens are {tokens}, alone {alone}")
                 self.num_texts += 1
@@ -78,23 +78,25 @@ class LogWatch:
         return found
 
 
-async def blocks_in_use(stub_class: Any, address: str) -> int:
+async def blocks_in_use(address: str) -> int:
     """Once nobody uses any, or after FREED_S."""
     deadline_s = time.monotonic() + FREED_S
     async with open_channel(address) as channel:
         while True:
-            card = await stub_class(channel).Describe(model_pb2.DescribeModelRequest(), timeout=FREED_S)
-            if card.free_blocks == card.total_blocks or time.monotonic() > deadline_s:
-                return card.total_blocks - card.free_blocks
+            model_info = await model_pb2_grpc.ModelStub(channel).Describe(
+                model_pb2.DescribeModelRequest(), timeout=FREED_S
+            )
+            if model_info.free_blocks == model_info.total_blocks or time.monotonic() > deadline_s:
+                return model_info.total_blocks - model_info.free_blocks
             await asyncio.sleep(0.05)
 
 
 async def faults_at_rest(trio: Any) -> list[str]:
     """Blocks that nobody frees, and processes that have ended."""
     faults = []
-    for stub_class, service in ((draft_pb2_grpc.DraftStub, trio.draft), (target_pb2_grpc.TargetStub, trio.target)):
+    for service in (trio.draft, trio.target):
         try:
-            if in_use := await blocks_in_use(stub_class, service.address):
+            if in_use := await blocks_in_use(service.address):
                 faults.append(f"{service.module}: {in_use} blocks are in use, and nobody uses them")
         except grpc.aio.AioRpcError as error:
             faults.append(f"{service.module} does not say how many blocks are free: {error.details()}")

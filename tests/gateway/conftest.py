@@ -16,7 +16,7 @@ from tests.services import Trio, free_port
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class RunningGateway:
     """A gateway: where it listens, and the services behind it."""
 
     url: str
@@ -28,37 +28,37 @@ class Door:
         return self.service.log.read_text(errors="replace")
 
 
-OpenDoor = Callable[..., Door]
+StartGateway = Callable[..., RunningGateway]
 
 
 @pytest.fixture(scope="session")
-def open_door(host: Host) -> OpenDoor:
+def start_gateway(host: Host) -> StartGateway:
     """Starts a gateway with these flags in front of services."""
 
-    def start(trio: Trio, *flags: str) -> Door:
+    def start(trio: Trio, *flags: str) -> RunningGateway:
         listen = f"127.0.0.1:{free_port()}"
         given = flags if "--coordinators" in flags else ("--coordinators", trio.address, *flags)
-        return Door(f"http://{listen}", trio, host.start("gateway", "--listen", listen, *given))
+        return RunningGateway(f"http://{listen}", trio, host.start("gateway", "--listen", listen, *given))
 
     return start
 
 
 @pytest.fixture(scope="session")
-def door(open_door: OpenDoor, tiny_trio: Trio) -> Door:
+def gateway_service(start_gateway: StartGateway, tiny_trio: Trio) -> RunningGateway:
     """In front of a tiny random model."""
-    return open_door(tiny_trio)
+    return start_gateway(tiny_trio)
 
 
 @pytest.fixture(scope="session")
-def real_door(open_door: OpenDoor, real_trio: Trio) -> Door:
+def real_gateway(start_gateway: StartGateway, real_trio: Trio) -> RunningGateway:
     """In front of SmolLM2."""
-    return open_door(real_trio)
+    return start_gateway(real_trio)
 
 
 @pytest.fixture
-async def http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(gateway_service: RunningGateway) -> AsyncIterator[httpx2.AsyncClient]:
     # Without certificates: to load them takes longer than most tests.
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60, verify=False) as client:
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60, verify=False) as client:
         yield client
 
 
@@ -82,13 +82,13 @@ async def fake_http(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture(scope="session")
-def client(door: Door) -> Iterator[openai.OpenAI]:
+def client(gateway_service: RunningGateway) -> Iterator[openai.OpenAI]:
     """OpenAI's own package."""
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{gateway_service.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def real_client(real_door: Door) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{real_door.url}/v1", api_key="none", max_retries=0) as client:
+def real_client(real_gateway: RunningGateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real_gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -26,11 +26,11 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
         self.reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_STOP
         # Facts of the end besides.
         self.end = generation_pb2.GenerateResponse()
-        self.chat_template = ""
+        self.chat_template, self.max_model_len = "", 64
 
     async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
         return generation_pb2.DescribeResponse(
-            target=model_pb2.ModelCard(name="tiny", max_model_len=64, vocab_size=9),
+            target=model_pb2.ModelInfo(name="tiny", max_model_len=self.max_model_len, vocab_size=9),
             tokenizer=generation_pb2.TokenizerInfo(chat_template=self.chat_template),
         )
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx2
@@ -16,7 +16,7 @@ from gateway.router import Coordinators
 from paceline.errors import ResourceExhausted
 from paceline.keys import make_key
 from paceline.v1 import generation_pb2
-from tests.gateway.conftest import Door, OpenDoor
+from tests.gateway.conftest import RunningGateway, StartGateway
 from tests.gateway.fake_coordinator import FakeCoordinator
 from tests.services import Trio
 
@@ -28,15 +28,15 @@ GREEDY: Any = {"extra_body": {"temperature": 0}}
 
 
 @pytest.fixture(scope="session")
-def claude(door: Door) -> Iterator[anthropic.Anthropic]:
+def claude(gateway_service: RunningGateway) -> Iterator[anthropic.Anthropic]:
     """Anthropic's own package."""
-    with anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=gateway_service.url, api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def real_claude(real_door: Door) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=real_door.url, api_key="none", max_retries=0) as client:
+def real_claude(real_gateway: RunningGateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=real_gateway.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -52,6 +52,52 @@ def test_the_same_text_comes_from_every_api(client: openai.OpenAI, claude: anthr
         assert "".join(each.delta for each in stream if each.type == "response.output_text.delta") == text
     with claude.messages.stream(model="dummy:tiny", messages=ASKED, max_tokens=9, **GREEDY) as events:
         assert "".join(events.text_stream) == text
+
+
+def test_a_tool_runner_that_opens_a_thread_goes_on_without(real_claude: anthropic.Anthropic) -> None:
+    asked: list[int] = []
+
+    @anthropic.beta_tool
+    def add(a: Literal[1, 22]) -> str:
+        """Adds a number."""
+        asked.append(a)
+        return "done"
+
+    runner = real_claude.beta.messages.tool_runner(
+        model="smollm2-135m", messages=ASKED, max_tokens=200, tools=[add], max_iterations=2,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        **GREEDY,
+    )  # fmt: skip
+    assert [each.stop_reason for each in runner] == ["tool_use", "tool_use"]
+    assert asked
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        real_claude.messages.create(
+            model="", messages=ASKED, max_tokens=1, extra_body={"thread": {"type": "create"}}
+        )  # fmt: skip
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_a_document_of_plain_text_is_read(claude: anthropic.Anthropic) -> None:
+    def text_of(content: Any) -> Any:
+        asked: Any = [{"role": "user", "content": content}]
+        return claude.messages.create(model="", messages=asked, max_tokens=9, **GREEDY).content
+
+    source = {"type": "text", "media_type": "text/plain", "data": "t4 t5"}
+    question = {"type": "text", "text": "t6"}
+    document = {"type": "document", "title": "t1", "context": "t2", "source": source}
+    assert text_of([document, question]) == text_of("t1\nt2\nt4 t5\nt6")
+    parts = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "t4 t5"}]}}
+    assert text_of([parts, question]) == text_of("t4 t5\nt6")
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]"):
+        text_of([{"type": "document", "source": {"type": "base64", "data": "", "media_type": "application/pdf"}}])
+
+
+async def test_anthropics_clients_get_anthropics_errors_on_every_path(http: httpx2.AsyncClient) -> None:
+    for path, headers in (("/v1/messages/batches", {}), ("/v1/files", {"anthropic-version": "2023-06-01"})):
+        response = await http.get(path, headers=headers)
+        body = response.json()
+        assert (response.status_code, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
 
 
 def test_a_call_goes_out_and_its_result_comes_back(
@@ -122,14 +168,14 @@ def test_tokens_are_counted_as_they_are_used(real_client: openai.OpenAI, real_cl
 
 def test_the_models_are_those_of_both_apis(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     assert [each.id for each in claude.models.list()] == [each.id for each in client.models.list()] == ["dummy:tiny"]
-    card = claude.models.retrieve("dummy:tiny")
-    assert (card.type, card.max_input_tokens) == (
+    model = claude.models.retrieve("dummy:tiny")
+    assert (model.type, model.max_input_tokens) == (
         "model",
         client.models.retrieve("dummy:tiny").model_dump()["max_model_len"],
     )
 
 
-def test_errors_are_anthropics(claude: anthropic.Anthropic, door: Door) -> None:
+def test_errors_are_anthropics(claude: anthropic.Anthropic, gateway_service: RunningGateway) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         claude.messages.create(model="claude-haiku", messages=ASKED, max_tokens=1)
     body: Any = caught.value.body
@@ -140,7 +186,7 @@ def test_errors_are_anthropics(claude: anthropic.Anthropic, door: Door) -> None:
         claude.messages.create(model="dummy:tiny", messages=long, max_tokens=1)
     with pytest.raises(anthropic.BadRequestError, match="wish"):
         claude.messages.create(model="dummy:tiny", messages=ASKED, max_tokens=1, extra_body={"wish": 1})
-    assert httpx2.get(f"{door.url}/v1/messages").json()["error"]["type"] == "invalid_request_error"
+    assert httpx2.get(f"{gateway_service.url}/v1/messages").json()["error"]["type"] == "invalid_request_error"
 
 
 def test_openai_hears_of_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:
@@ -187,9 +233,9 @@ async def test_a_conversation_keeps_its_coordinator(
     prefixes: list[str] = []
     ranked = Coordinators.ranked
 
-    def note(self: Coordinators, prefix: str) -> Any:
+    def note(self: Coordinators, prefix: str, *more: Any) -> Any:
         prefixes.append(prefix)
-        return ranked(self, prefix)
+        return ranked(self, prefix, *more)
 
     monkeypatch.setattr(Coordinators, "ranked", note)
     body = {"messages": ASKED, "max_tokens": 1}
@@ -217,12 +263,12 @@ def test_bad_defaults_of_sampling_end_the_start(given: str) -> None:
 
 
 async def test_the_model_has_other_names(coordinator: FakeCoordinator, tmp_path: Path) -> None:
-    async with alone(f"unix:{tmp_path}/coordinator.sock", also_called="claude-*,gpt-4o") as http:
+    async with alone(f"unix:{tmp_path}/coordinator.sock", served_model_name="claude-*,gpt-4o") as http:
         statuses = [
             (await http.post("/v1/messages", json={"messages": ASKED, "model": name, "max_tokens": 1})).status_code
             for name in ("claude-haiku-4-5", "gpt-4o", "tiny", "gpt-4o-mini", "")
         ]
-    assert statuses == [200, 200, 200, 404, 404]
+    assert statuses == [200, 200, 200, 404, 200]
 
 
 async def test_a_stop_string_and_a_full_context_are_told_apart(
@@ -237,9 +283,9 @@ async def test_a_stop_string_and_a_full_context_are_told_apart(
     assert (await fake_http.post("/v1/messages", json=body)).json()["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_an_agent_may_be_at_a_door_with_keys(open_door: OpenDoor, tiny_trio: Trio, tmp_path: Path) -> None:
+def test_an_agent_may_be_at_a_gateway_with_keys(start_gateway: StartGateway, tiny_trio: Trio, tmp_path: Path) -> None:
     key = make_key(tmp_path / "keys", "alice")
-    locked = open_door(tiny_trio, "--api-keys", str(tmp_path / "keys"))
+    locked = start_gateway(tiny_trio, "--api-keys", str(tmp_path / "keys"))
     for given in ({"api_key": key}, {"auth_token": key}):
         with anthropic.Anthropic(base_url=locked.url, max_retries=0, **given) as client:
             client.messages.create(model="dummy:tiny", messages=ASKED, max_tokens=1)
@@ -250,10 +296,10 @@ def test_an_agent_may_be_at_a_door_with_keys(open_door: OpenDoor, tiny_trio: Tri
 
 @pytest.mark.parametrize("flags", [(), ("--share-between-keys",)], ids=["apart", "shared"])
 def test_keys_of_the_gateway_share_no_cached_prompt(
-    open_door: OpenDoor, tiny_trio: Trio, tmp_path: Path, flags: tuple[str, ...]
+    start_gateway: StartGateway, tiny_trio: Trio, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     keys = [make_key(tmp_path / "keys", name) for name in ("alice", "bob")]
-    url = open_door(tiny_trio, "--api-keys", str(tmp_path / "keys"), *flags).url
+    url = start_gateway(tiny_trio, "--api-keys", str(tmp_path / "keys"), *flags).url
     asked: Any = [{"role": "user", "content": f"t{7 + len(flags)} " + "t1 t2 t3 " * 50}]
     cached = []
     for key in (*keys, keys[0]):

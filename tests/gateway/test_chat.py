@@ -8,15 +8,15 @@ import openai
 import pytest
 
 from paceline.client import Client
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
-from tests.gateway.conftest import Door
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
+from tests.gateway.conftest import RunningGateway
 
-MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three colours."}]
+MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three colors."}]
 SAMPLINGS = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
-    "penalised": {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+    "penalized": {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
 }
 WAYS: dict[str, Any] = {
     "unasked": None,
@@ -31,16 +31,18 @@ NUM_TOKENS = 16
 
 # Every way greedily, and every sampling unasked and by the draft model.
 PAIRS = [("greedy", way) for way in WAYS] + [
-    (name, way) for name in ("sampled", "penalised") for way in ("unasked", "model")
+    (name, way) for name in ("sampled", "penalized") for way in ("unasked", "model")
 ]
 
 
 @pytest.mark.parametrize(("name", "way"), PAIRS)
-def test_text_is_that_of_grpc_streamed_and_whole(client: openai.OpenAI, door: Door, name: str, way: str) -> None:
+def test_text_is_that_of_grpc_streamed_and_whole(
+    client: openai.OpenAI, gateway_service: RunningGateway, name: str, way: str
+) -> None:
     """The same with real text, of many prompts: test_same_as_grpc.py."""
     asked: dict[str, Any] = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": NUM_TOKENS, **SAMPLINGS[name]}
     asked["extra_body"] = {} if WAYS[way] is None else {"speculation": WAYS[way]}
-    with Client(door.trio.address) as grpc:
+    with Client(gateway_service.trio.address) as grpc:
         wanted = grpc.complete(
             MESSAGES, SamplingParams(max_tokens=NUM_TOKENS, **SAMPLINGS[name]), SpeculationParams(enabled=False)
         )
@@ -66,6 +68,13 @@ def test_a_stream_has_one_role_one_reason_and_usage_only_where_asked(client: ope
     assert chunks[-1].choices[0].finish_reason in ("stop", "length")
     assert all(chunk.usage is None for chunk in chunks)
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_chunk_without_usage_has_no_such_key(http: httpx2.AsyncClient) -> None:
+    """Clients of llama.cpp read figures wherever they find the key."""
+    asked = {"messages": MESSAGES, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    events = (await http.post("/v1/chat/completions", json=asked)).text.split("\n\n")
+    assert ["usage" in each for each in events[:-2]] == [*[False] * (len(events) - 3), True]
 
 
 def test_usage_in_every_chunk_grows_to_the_whole(client: openai.OpenAI) -> None:
@@ -109,9 +118,9 @@ async def test_usage_has_the_prompts_tokens_in_every_chunk(http: httpx2.AsyncCli
         assert len({each["prompt_tokens_details"]["cached_tokens"] for each in used}) == 1
 
 
-def test_samples_come_as_choices(client: openai.OpenAI, door: Door) -> None:
+def test_samples_come_as_choices(client: openai.OpenAI, gateway_service: RunningGateway) -> None:
     asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 6, "n": 3, "temperature": 0.9, "seed": 4}
-    with Client(door.trio.address) as grpc:
+    with Client(gateway_service.trio.address) as grpc:
         wanted = grpc.complete_all(MESSAGES, SamplingParams(max_tokens=6, n=3, temperature=0.9, seed=4))
     whole = client.chat.completions.create(**asked)
     assert [choice.message.content for choice in whole.choices] == [each.text for each in wanted]
@@ -123,9 +132,9 @@ def test_samples_come_as_choices(client: openai.OpenAI, door: Door) -> None:
     assert texts == [each.text for each in wanted]
 
 
-def test_log_probabilities_are_those_of_grpc(real_client: openai.OpenAI, real_door: Door) -> None:
+def test_log_probabilities_are_those_of_grpc(real_client: openai.OpenAI, real_gateway: RunningGateway) -> None:
     sampling = SamplingParams(max_tokens=10, logprobs=3)
-    with Client(real_door.trio.address) as grpc:
+    with Client(real_gateway.trio.address) as grpc:
         wanted = grpc.complete(MESSAGES, sampling, SpeculationParams(enabled=False))
     asked: Any = {
         "model": "smollm2-135m",
@@ -154,7 +163,7 @@ def test_log_probabilities_are_those_of_grpc(real_client: openai.OpenAI, real_do
 def test_content_in_parts_and_roles_of_newer_clients(client: openai.OpenAI) -> None:
     parts: Any = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
-        {"role": "user", "content": [{"type": "text", "text": "Name three colours."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Name three colors."}]},
     ]
     answers = [
         client.chat.completions.create(model="dummy:tiny", messages=messages, max_tokens=8, temperature=0)

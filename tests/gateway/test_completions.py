@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import Client
 from paceline.engine.models.weights import find_folder
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.conftest import TINY
-from tests.gateway.conftest import Door, OpenDoor
+from tests.gateway.conftest import RunningGateway, StartGateway
 from tests.hosted import Host
 
 PLAIN = SpeculationParams(enabled=False)
@@ -22,8 +22,8 @@ MODEL_LEN = 64
 SHORT = (*TINY, "--max-model-len", str(MODEL_LEN))
 
 
-def test_prompts_of_all_kinds_give_a_choice_each(client: openai.OpenAI, door: Door) -> None:
-    with Client(door.trio.address) as grpc:
+def test_prompts_of_all_kinds_give_a_choice_each(client: openai.OpenAI, gateway_service: RunningGateway) -> None:
+    with Client(gateway_service.trio.address) as grpc:
         wanted = grpc.complete("t3 t1 t4", SamplingParams(max_tokens=6), PLAIN, raw=True).text
         ids = grpc.tokenize("t3 t1 t4", raw=True)
     for prompt in ("t3 t1 t4", ids, ["t3 t1 t4", "t3 t1 t4"], [ids, ids]):
@@ -113,17 +113,17 @@ def test_each_choice_has_the_prompts_scores(client: openai.OpenAI, max_tokens: i
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"n": 2}, {"logprobs": None}], ids=str)
 async def test_a_prompt_as_long_as_the_model_is_scored_whole(
-    open_door: OpenDoor, host: Host, way: dict[str, Any]
+    start_gateway: StartGateway, host: Host, way: dict[str, Any]
 ) -> None:
     """Nothing is generated, so nothing needs room behind it."""
-    door = open_door(host.trio(SHORT, SHORT))
+    gateway_service = start_gateway(host.trio(SHORT, SHORT))
     ids = [5 + 3 * number for number in range(MODEL_LEN)]
-    with Client(door.trio.address) as grpc:
+    with Client(gateway_service.trio.address) as grpc:
         # The likeliest token, so that a whole prompt ends with a token whose score is known.
         last = grpc.complete(ids[:-1], SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True), PLAIN, raw=True)
     ids[-1] = last.token_ids[0]
     asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1, **way}
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         response = await http.post("/v1/completions", json=asked)
         assert response.status_code == 200, response.text
         too_long = [

@@ -6,14 +6,15 @@ import orjson
 import pytest
 
 from gateway.http import HEADERS_TIMEOUT_S, MAX_HEADER_BYTES
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import RunningGateway
 
-GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+HOST = b"host: localhost\r\n"
+GET = b"GET /health HTTP/1.1\r\n" + HOST
 
 
-async def answer_to(door: Door, *parts: bytes) -> bytes:
+async def answer_to(gateway_service: RunningGateway, *parts: bytes) -> bytes:
     """All that comes until the gateway closes the connection."""
-    host, _, port = door.url.removeprefix("http://").rpartition(":")
+    host, _, port = gateway_service.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for part in parts:
         writer.write(part)
@@ -30,24 +31,24 @@ def is_refused(answer: bytes, status: int) -> bool:
 
 
 @pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
-async def test_a_header_without_an_end_is_not_collected(door: Door, before: bytes) -> None:
-    answer = await answer_to(door, before, GET + b"x: " + b"y" * 1000, b"y" * (MAX_HEADER_BYTES + 1))
+async def test_a_header_without_an_end_is_not_collected(gateway_service: RunningGateway, before: bytes) -> None:
+    answer = await answer_to(gateway_service, before, GET + b"x: " + b"y" * 1000, b"y" * (MAX_HEADER_BYTES + 1))
     assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 431)
 
 
-async def test_what_is_no_http_is_refused_as_clients_read_it(door: Door) -> None:
-    assert is_refused(await answer_to(door, b"hello\r\n\r\n"), 400)
+async def test_what_is_no_http_is_refused_as_clients_read_it(gateway_service: RunningGateway) -> None:
+    assert is_refused(await answer_to(gateway_service, b"hello\r\n\r\n"), 400)
 
 
-async def test_a_body_without_a_readable_length_is_refused(door: Door) -> None:
+async def test_a_body_without_a_readable_length_is_refused(gateway_service: RunningGateway) -> None:
     bad = POST + b"transfer-encoding: chunked\r\n\r\n"
-    assert is_refused(await answer_to(door, bad + b"zz\r\n"), 400)
-    answer = await answer_to(door, GET + b"\r\n" + bad + b"1\r\n{\r\n", b"zz\r\n")
+    assert is_refused(await answer_to(gateway_service, bad + b"zz\r\n"), 400)
+    answer = await answer_to(gateway_service, GET + b"\r\n" + bad + b"1\r\n{\r\n", b"zz\r\n")
     assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 400)
 
 
-async def test_a_request_behind_a_request_is_served(door: Door) -> None:
-    answer = await answer_to(door, GET + b"\r\n" + GET + b"connection: close\r\n\r\n")
+async def test_a_request_behind_a_request_is_served(gateway_service: RunningGateway) -> None:
+    answer = await answer_to(gateway_service, GET + b"\r\n" + GET + b"connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
@@ -74,18 +75,25 @@ LAST = GET + b"connection: close\r\n\r\n"
     ],
     ids=["alone", "followed", "behind", "in pieces", "chunked", "chunked in pieces", "no body", "closing", "1.0"],
 )
-async def test_an_offer_of_another_protocol_is_ignored(door: Door, parts: tuple[bytes, ...], count: int) -> None:
+async def test_an_offer_of_another_protocol_is_ignored(
+    gateway_service: RunningGateway, parts: tuple[bytes, ...], count: int
+) -> None:
     """As the JDK's client sends one with its first request."""
     async with asyncio.timeout(30):
-        answer = await answer_to(door, *parts)
+        answer = await answer_to(gateway_service, *parts)
     assert answer.count(b"HTTP/1.1 200 ") == answer.count(b"HTTP/1.1 ") == count, answer
 
 
-async def test_a_tunnel_is_refused(door: Door) -> None:
-    assert is_refused(await answer_to(door, b"CONNECT example.com:80 HTTP/1.1\r\nhost: example.com\r\n\r\n"), 400)
-
-
-HOST = b"host: localhost\r\n"
+@pytest.mark.parametrize("target", [b"example.com:80", b"/x", b"*", b"http://localhost/"])
+@pytest.mark.parametrize(
+    "before", [b"", GET + b"\r\n", OFFERED, GET + OFFER + b"\r\n"], ids=["", "get", "offer", "empty offer"]
+)
+async def test_a_tunnel_is_refused(gateway_service: RunningGateway, target: bytes, before: bytes) -> None:
+    async with asyncio.timeout(30):
+        answer = await answer_to(
+            gateway_service, before, b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + OFFER + b"\r\n" + LAST
+        )
+    assert is_refused(answer[answer.rindex(b"HTTP/1.1 ") :], 400)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +102,13 @@ HOST = b"host: localhost\r\n"
      (b"1.1", b"host: localhost:80:80\r\n", 400), (b"1.1", b"host: [127.0.0.1:80\r\n", 400), (b"1.1", b"host: \xe9\r\n", 400),
      (b"1.1", b"host: localhost:80@evil.example\r\n", 400), (b"1.1", b"host: localhost, localhost\r\n", 400)],
 )  # fmt: skip
-async def test_a_request_names_one_host(door: Door, version: bytes, hosts: bytes, status: int) -> None:
+async def test_a_request_names_one_host(
+    gateway_service: RunningGateway, version: bytes, hosts: bytes, status: int
+) -> None:
     """RFC 9112, 3.2. HTTP/1.0 may leave it out."""
-    answer = await answer_to(door, b"GET /health HTTP/" + version + b"\r\n" + hosts + b"connection: close\r\n\r\n")
+    answer = await answer_to(
+        gateway_service, b"GET /health HTTP/" + version + b"\r\n" + hosts + b"connection: close\r\n\r\n"
+    )
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
     assert status == 200 or (is_refused(answer, 400) and b'"param":"host"' in answer)
 
@@ -107,11 +119,13 @@ STREAM = b'{"prompt": "t1 t2", "max_tokens": 2, "ignore_eos": true, "stream": tr
 
 @pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n", b"expect: 100-continue\r\n"])
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
-async def test_an_answer_to_http_1_0_ends_with_the_connection(door: Door, body: bytes, more: bytes) -> None:
+async def test_an_answer_to_http_1_0_ends_with_the_connection(
+    gateway_service: RunningGateway, body: bytes, more: bytes
+) -> None:
     """It knows neither chunks nor 100 (Continue)."""
     head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + more + b"content-length: %d\r\n\r\n" % len(body)
     async with asyncio.timeout(30):
-        head, _, content = (await answer_to(door, head + body)).partition(b"\r\n\r\n")
+        head, _, content = (await answer_to(gateway_service, head + body)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"\r\nconnection: close" in head
     assert b"transfer-encoding" not in head
@@ -124,16 +138,16 @@ async def test_an_answer_to_http_1_0_ends_with_the_connection(door: Door, body: 
         assert orjson.loads(content)["object"] == "text_completion"
 
 
-async def test_http_1_1_keeps_its_connection_after_a_stream(door: Door) -> None:
+async def test_http_1_1_keeps_its_connection_after_a_stream(gateway_service: RunningGateway) -> None:
     stream = POST + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
     async with asyncio.timeout(30):
-        answer = await answer_to(door, stream + LAST)
+        answer = await answer_to(gateway_service, stream + LAST)
     assert b"transfer-encoding: chunked\r\n" in answer
     assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", GET], ids=["silent", "begun"])
-async def test_headers_that_do_not_come_end_the_connection(door: Door, begun: bytes) -> None:
+async def test_headers_that_do_not_come_end_the_connection(gateway_service: RunningGateway, begun: bytes) -> None:
     async with asyncio.timeout(2 * HEADERS_TIMEOUT_S):
-        assert is_refused(await answer_to(door, begun), 408)
+        assert is_refused(await answer_to(gateway_service, begun), 408)

@@ -9,7 +9,7 @@ import pytest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.messages import Messages
 from gateway.dialects.responses import Responses
-from gateway.errors import Fault
+from gateway.errors import HttpError
 from gateway.requests import HttpRequest
 from paceline.results import TokenizerInfo
 from tests.gateway.scripted import SERVING
@@ -64,7 +64,7 @@ INPUTS: dict[str, tuple[Any, list[Any]]] = {
             {"role": "tool", "content": "2", "tool_call_id": "call_1"}, {"role": "assistant", "content": "2"},
         ],
     ),
-    "a reference to a thought, which is lost": (
+    "a reference to reasoning, which is lost": (
         [{"role": "user", "content": "Hi."}, {"type": "item_reference", "id": "rs_1"}],
         [USER],
     ),
@@ -295,8 +295,15 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [{"type": "function", "name": "a", "color": 1}]}, "tools[0].color"),
     (RESPONSES, {"wish": 1}, "wish"),
     (RESPONSES, {"metadata": json.loads('{"a":' * 300 + "1" + "}" * 300)}, "metadata"),
+    (RESPONSES, {"truncation": "maybe"}, "truncation"),
+    (RESPONSES, {"truncation": ["auto"]}, "truncation"),
+    (RESPONSES, {"reasoning": {"summary": "long"}}, "reasoning.summary"),
+    (RESPONSES, {"reasoning": {"effort": 3}}, "reasoning.effort"),
+    (RESPONSES, {"text": {"verbosity": 3}}, "text.verbosity"),
+    (RESPONSES, {"metadata": "x"}, "metadata"),
+    (RESPONSES, {"user": 3}, "user"),
+    (RESPONSES, {"safety_identifier": {}}, "safety_identifier"),
     (MESSAGES, {"messages": []}, "messages"),
-    (MESSAGES, {"messages": [USER, {"role": "assistant", "content": "He"}]}, "messages"),
     (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
     (
         MESSAGES,
@@ -313,7 +320,7 @@ REFUSED: list[tuple[Dialect, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("dialect", "body", "field"), REFUSED)
 def test_what_cannot_be_taken_is_refused_by_name(dialect: Dialect, body: dict[str, Any], field: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(dialect, body)
     assert (caught.value.status, caught.value.field) == (400, field)
     assert field.split("[")[0].split(".")[0] in caught.value.message

@@ -1,6 +1,7 @@
 """Events of Responses and Messages, judged by the packages of OpenAI and Anthropic."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, cast, get_args
 
@@ -18,10 +19,10 @@ from gateway.dialects.chat import Chat
 from gateway.dialects.dialect import Dialect, EventStream
 from gateway.dialects.messages import Messages
 from gateway.dialects.responses import Responses
-from gateway.router import TokenText, TokenTexts
+from gateway.token_texts import TokenText, TokenTexts
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, Excess, InvalidArgument, ResourceExhausted, Unavailable
-from paceline.results import Piece, TokenLogprobs, ToolCallDelta
-from tests.gateway.scripted import SERVING, ScriptedGeneration, end, piece, read_event, stream, whole
+from paceline.results import Chunk, TokenLogprobs, ToolCallDelta
+from tests.gateway.scripted import SERVING, ScriptedGeneration, chunk, end, read_event, stream, whole
 from tests.gateway.test_items import answers
 
 RESPONSES, MESSAGES = Responses(), Messages()
@@ -76,7 +77,7 @@ def anthropic_snapshot(events: list[dict[str, Any]]) -> Any:
 
 @settings(deadline=None)
 @given(answers())
-def test_streamed_items_are_the_whole_response(rounds: list[Piece]) -> None:
+def test_streamed_items_are_the_whole_response(rounds: list[Chunk]) -> None:
     events = asyncio.run(stream(RESPONSES, INPUT, rounds))
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     assert all(each["event"] == each["type"] for each in events)
@@ -111,7 +112,7 @@ def test_streamed_items_are_the_whole_response(rounds: list[Piece]) -> None:
 
 @settings(deadline=None)
 @given(answers())
-def test_streamed_blocks_are_the_whole_message(rounds: list[Piece]) -> None:
+def test_streamed_blocks_are_the_whole_message(rounds: list[Chunk]) -> None:
     events = asyncio.run(stream(MESSAGES, ASKED, rounds))
     assert all(each["event"] == each["type"] for each in events)
     assert [events[0]["type"], *(each["type"] for each in events[-2:])] == [
@@ -137,7 +138,7 @@ def test_streamed_blocks_are_the_whole_message(rounds: list[Piece]) -> None:
 
 @settings(deadline=None)
 @given(answers())
-def test_one_block_is_open_at_a_time(rounds: list[Piece]) -> None:
+def test_one_block_is_open_at_a_time(rounds: list[Chunk]) -> None:
     is_open: int | None = None
     for event in asyncio.run(stream(MESSAGES, ASKED, rounds)):
         match event["type"]:
@@ -154,12 +155,12 @@ def test_one_block_is_open_at_a_time(rounds: list[Piece]) -> None:
 
 
 CALLS = [
-    piece("I add.", reasoning="Hm."),
-    piece(calls=[ToolCallDelta(0, "call_ab", "add"), ToolCallDelta(0, arguments='{"a":')]),
-    piece(calls=[ToolCallDelta(0, arguments=" 1}")]),
-    piece(calls=[ToolCallDelta(1, "call_cd", "math__sum"), ToolCallDelta(1, arguments='{"a": 2}')]),
-    piece(calls=[ToolCallDelta(2, "call_ef", "patch"), ToolCallDelta(2, arguments='{"input": "a\\n\\"b"}')]),
-    piece(finish=end("tool_calls")),
+    chunk("I add.", reasoning="Hm."),
+    chunk(calls=[ToolCallDelta(0, "call_ab", "add"), ToolCallDelta(0, arguments='{"a":')]),
+    chunk(calls=[ToolCallDelta(0, arguments=" 1}")]),
+    chunk(calls=[ToolCallDelta(1, "call_cd", "math__sum"), ToolCallDelta(1, arguments='{"a": 2}')]),
+    chunk(calls=[ToolCallDelta(2, "call_ef", "patch"), ToolCallDelta(2, arguments='{"input": "a\\n\\"b"}')]),
+    chunk(finish=end("tool_calls")),
 ]
 
 
@@ -190,11 +191,11 @@ async def test_a_custom_tools_grammar_is_named_as_it_cannot_hold() -> None:
         assert made["paceline"].get("unenforced") == unenforced
 
 
-async def test_a_thought_goes_out_as_encrypted_content_and_is_read_back() -> None:
+async def test_reasoning_goes_out_as_encrypted_content_and_is_read_back() -> None:
     include = {"include": ["reasoning.encrypted_content"]}
-    [thought, *_] = (await whole(RESPONSES, {**INPUT, **include}, CALLS))["output"]
+    [reasoning, *_] = (await whole(RESPONSES, {**INPUT, **include}, CALLS))["output"]
     assert "encrypted_content" not in (await whole(RESPONSES, INPUT, CALLS))["output"][0]
-    for given_back in (thought, {**thought, "content": None}):
+    for given_back in (reasoning, {**reasoning, "content": None}):
         items = [{"role": "user", "content": "x"}, given_back, {"role": "assistant", "content": "y"}]
         [_, answer] = parsed(RESPONSES, {"input": items})
         assert answer == {"role": "assistant", "content": "y", "reasoning": "Hm."}
@@ -216,14 +217,14 @@ async def test_a_thought_goes_out_as_encrypted_content_and_is_read_back() -> Non
     ids=lambda given: given if isinstance(given, str) else "",
 )
 async def test_a_message_says_why_it_stopped(finish: Any, told: tuple[str, str | None]) -> None:
-    rounds = [piece("x"), piece(finish=finish)]
+    rounds = [chunk("x"), chunk(finish=finish)]
     events, made = await stream(MESSAGES, ASKED, rounds), await whole(MESSAGES, ASKED, rounds)
     assert (made["stop_reason"], made["stop_sequence"]) == told
     assert events[-2]["delta"] == {"stop_reason": told[0], "stop_sequence": told[1]}
 
 
 async def test_a_cut_response_is_incomplete_and_so_is_its_last_item() -> None:
-    rounds = [piece("x", [ToolCallDelta(0, "call_ab", "add")]), piece(finish=end("length"))]
+    rounds = [chunk("x", [ToolCallDelta(0, "call_ab", "add")]), chunk(finish=end("length"))]
     last = (await stream(RESPONSES, INPUT, rounds))[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "incomplete")
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -294,7 +295,7 @@ async def test_a_beat_does_not_overtake_the_first_events(monkeypatch: pytest.Mon
 
     asked = RESPONSES.parse({**INPUT, "top_logprobs": 1, "stream": True}, SERVING)
     logprobs = [TokenLogprobs(-1.0, [1], [-1.0])]
-    generation = Slow(asked, [piece("x", logprobs=logprobs), piece(logprobs=logprobs, finish=end())])
+    generation = Slow(asked, [chunk("x", logprobs=logprobs), chunk(logprobs=logprobs, finish=end())])
     generation.texts = cast(TokenTexts, {1: TokenText("x", b"x")})
     sent: list[bytes] = []
 
@@ -311,6 +312,37 @@ async def test_a_beat_does_not_overtake_the_first_events(monkeypatch: pytest.Mon
     openai_snapshot(events)
 
 
+def cut(texts: list[str], ends: tuple[int, ...]) -> list[Chunk]:
+    """Rounds of one answer, a token for each text, that end at `ends`."""
+    rounds = []
+    for start, stop in zip((0, *ends), ends, strict=False):
+        some = texts[start:stop]
+        scores = [TokenLogprobs(float(-at), [1], [-1.0]) for at in range(start, stop)]
+        finish = end() if stop == len(texts) else None
+        text = "".join(some)
+        rounds.append(Chunk(text, [1] * len(some), "T" * len(some), [*map(len, some)], logprobs=scores, finish=finish))
+    return rounds
+
+
+@pytest.mark.parametrize("texts", [["", "a", "", "b", ""], ["a", "b", "", ""], ["a", "", "bc"]], ids=str)
+async def test_which_tokens_have_logprobs_does_not_depend_on_where_rounds_end(texts: list[str]) -> None:
+    """Those up to the last with text: the end's token has none, whether or not it comes with another."""
+    asked = RESPONSES.parse({**INPUT, "top_logprobs": 1}, SERVING)
+    last = max(at for at, text in enumerate(texts) if text)
+    inner = range(1, len(texts))
+    for ends in itertools.chain.from_iterable(itertools.combinations(inner, num) for num in range(len(texts))):
+        generation = ScriptedGeneration(asked, cut(texts, (*ends, len(texts))))
+        generation.texts = cast(TokenTexts, {1: TokenText("x", b"x")})
+        generation.load_texts = no_texts  # type: ignore[method-assign]
+        body = await RESPONSES.reply(generation).whole()
+        [part] = body["output"][0]["content"]
+        assert [each["logprob"] for each in part["logprobs"]] == [float(-at) for at in range(last + 1)], ends
+
+
+async def no_texts(ids: Iterable[int]) -> None:
+    """All are there."""
+
+
 async def silent_stream(dialect: Dialect, body: dict[str, Any]) -> list[str]:
     """Returns the events of an answer that comes after some beats."""
     sent: list[bytes] = []
@@ -322,13 +354,13 @@ async def silent_stream(dialect: Dialect, body: dict[str, Any]) -> list[str]:
             has_beaten.set()
 
     class Silent(ScriptedGeneration):
-        async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        async def rounds(self) -> AsyncGenerator[tuple[int, Chunk], None]:
             await has_beaten.wait()
             async for each in super().rounds():
                 yield each
 
     asked = dialect.parse({**body, "stream": True}, SERVING)
-    reply = dialect.reply(Silent(asked, [piece("x"), piece(finish=end())]))
+    reply = dialect.reply(Silent(asked, [chunk("x"), chunk(finish=end())]))
     await asyncio.wait_for(EventStream(reply, dialect, {}, send).run(), 20)
     return [each for each in b"".join(sent).decode().split("\n\n") if each]
 

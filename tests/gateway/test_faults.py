@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from paceline.client import AsyncClient
 from tests.conftest import TINY
-from tests.gateway.conftest import Door, OpenDoor
+from tests.gateway.conftest import RunningGateway, StartGateway
 from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
 
 pytestmark = pytest.mark.slow
@@ -83,21 +84,21 @@ SEEDED: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(door: Door) -> list[dict[int, str]]:
+def undisturbed(gateway_service: RunningGateway) -> list[dict[int, str]]:
     """The texts of SEEDED, from a coordinator that lives."""
 
     async def ask() -> list[dict[int, str]]:
-        async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
             return [text_of(events) for events in await asyncio.gather(*(follow(http, body) for body in SEEDED))]
 
     return asyncio.run(ask())
 
 
 async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
-    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
+    start_gateway: StartGateway, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
 ) -> None:
-    door = open_door(tiny_trio, "--coordinators", f"{coordinator.address},{tiny_trio.address}")
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    gateway_service = start_gateway(tiny_trio, "--coordinators", f"{coordinator.address},{tiny_trio.address}")
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         following = await begin(http, SEEDED)
         async with AsyncClient(coordinator.address) as client:
             assert (await client.describe()).running > 0
@@ -105,12 +106,30 @@ async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
         assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
 
 
+async def test_another_coordinator_goes_on_with_the_answers_of_one_that_hangs(
+    start_gateway: StartGateway, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
+) -> None:
+    gateway_service = start_gateway(tiny_trio, "--coordinators", f"{coordinator.address},{tiny_trio.address}")
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
+        following = await begin(http, SEEDED)
+        coordinator.process.send_signal(signal.SIGSTOP)
+        try:
+            assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
+            assert (await http.get("/v1/models")).status_code == 200
+        finally:
+            coordinator.process.send_signal(signal.SIGCONT)
+
+
 async def test_coordinators_are_those_of_a_file_as_it_is_now(
-    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]], tmp_path: Path
+    start_gateway: StartGateway,
+    tiny_trio: Trio,
+    coordinator: Service,
+    undisturbed: list[dict[int, str]],
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "coordinators"
-    door = open_door(tiny_trio, "--coordinators", f"file:{path}", "--retry-timeout", "0")
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    gateway_service = start_gateway(tiny_trio, "--coordinators", f"file:{path}", "--retry-timeout", "0")
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         refused = await http.post("/v1/completions", json={**BODY, "prompt": "t1"})
         assert (refused.status_code, refused.json()["error"]["message"]) == (
             503,
@@ -130,18 +149,22 @@ async def test_coordinators_are_those_of_a_file_as_it_is_now(
 
 
 async def test_answers_wait_for_a_coordinator_of_the_same_model(
-    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]], tmp_path: Path
+    start_gateway: StartGateway,
+    tiny_trio: Trio,
+    coordinator: Service,
+    undisturbed: list[dict[int, str]],
+    tmp_path: Path,
 ) -> None:
     """During an upgrade two sets of weights stand side by side."""
     path, other = tmp_path / "coordinators", f"unix:{tmp_path}/other.sock"
     target = spawn_service("target_server", tmp_path, *TINY, "--kv-cache-dtype", "int8")
     path.write_text(f"{coordinator.address}\n")
-    door = open_door(tiny_trio, "--coordinators", f"file:{path}")
+    gateway_service = start_gateway(tiny_trio, "--coordinators", f"file:{path}")
     with running(target):
         await asyncio.to_thread(target.wait_serving)
         flags = ("--target", target.address, "--draft", "none")
         newer = await asyncio.to_thread(start_service, "coordinator", tmp_path, *flags, address=other)
-        async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
             with running(newer):
                 following = await begin(http, SEEDED)
                 path.write_text(f"{coordinator.address}\n{other}\n")
@@ -155,10 +178,10 @@ async def test_answers_wait_for_a_coordinator_of_the_same_model(
 
 
 async def test_answers_go_on_when_the_only_coordinator_is_back(
-    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
+    start_gateway: StartGateway, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
 ) -> None:
-    door = open_door(tiny_trio, "--coordinators", coordinator.address)
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    gateway_service = start_gateway(tiny_trio, "--coordinators", coordinator.address)
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         following = await begin(http, SEEDED)
         coordinator.kill()
         new = asyncio.create_task(http.post("/v1/completions", json={**BODY, "prompt": "t1"}))
@@ -168,7 +191,7 @@ async def test_answers_go_on_when_the_only_coordinator_is_back(
 
 
 async def test_calls_go_on_when_the_only_coordinator_is_back(
-    open_door: OpenDoor, embedded_pair: Trio, tmp_path: Path
+    start_gateway: StartGateway, embedded_pair: Trio, tmp_path: Path
 ) -> None:
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     asked: dict[str, Any] = {
@@ -179,9 +202,12 @@ async def test_calls_go_on_when_the_only_coordinator_is_back(
     }  # fmt: skip
     servers = ("--draft", embedded_pair.draft.address, "--target", embedded_pair.target.address)
     coordinator = start_service("coordinator", tmp_path, *servers)
-    door = open_door(embedded_pair, "--coordinators", coordinator.address)
+    gateway_service = start_gateway(embedded_pair, "--coordinators", coordinator.address)
     deltas: dict[int, list[Any]] = {0: [], 1: [], 2: []}
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http, contextlib.AsyncExitStack() as stack:
+    async with (
+        httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
         stack.enter_context(running(coordinator))
         async with http.stream("POST", "/v1/chat/completions", json={**asked, "stream": True}) as response:
             async for event in lines_of(response):
@@ -200,11 +226,11 @@ async def test_calls_go_on_when_the_only_coordinator_is_back(
 
 
 async def test_without_a_coordinator_for_longer_than_the_retry_timeout_answers_end_with_an_error(
-    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service
+    start_gateway: StartGateway, tiny_trio: Trio, coordinator: Service
 ) -> None:
     # Longer than gRPC pauses between two attempts to connect: who comes when the coordinator is back is served.
-    door = open_door(tiny_trio, "--coordinators", coordinator.address, "--retry-timeout", "4")
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    gateway_service = start_gateway(tiny_trio, "--coordinators", coordinator.address, "--retry-timeout", "4")
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         following = await begin(http, SEEDED)
         coordinator.kill()
         for events in await asyncio.gather(*following):
@@ -217,9 +243,9 @@ async def test_without_a_coordinator_for_longer_than_the_retry_timeout_answers_e
             assert (await http.post("/v1/completions", json={**BODY, "prompt": "t1"})).status_code == 200
 
 
-async def test_sigterm_lets_open_streams_end(door: Door, tmp_path: Path) -> None:
+async def test_sigterm_lets_open_streams_end(gateway_service: RunningGateway, tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
-    gateway = spawn_service("gateway", tmp_path, "--coordinators", door.trio.address, address=listen)
+    gateway = spawn_service("gateway", tmp_path, "--coordinators", gateway_service.trio.address, address=listen)
     with running(gateway):
         transport = httpx2.AsyncHTTPTransport(retries=100)
         async with httpx2.AsyncClient(base_url=f"http://{listen}", timeout=60, transport=transport) as http:
@@ -232,16 +258,16 @@ async def test_sigterm_lets_open_streams_end(door: Door, tmp_path: Path) -> None
                 assert events[-2]["usage"]["completion_tokens"] == NUM_TOKENS
 
 
-async def test_who_does_not_read_holds_nobody_up_and_misses_nothing(door: Door) -> None:
+async def test_who_does_not_read_holds_nobody_up_and_misses_nothing(gateway_service: RunningGateway) -> None:
     body = orjson.dumps({**LONG, "prompt": "t1", "n": 16, "logprobs": 20, "trace": True})
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.connect(("127.0.0.1", int(door.url.rpartition(":")[2])))
+        raw.connect(("127.0.0.1", int(gateway_service.url.rpartition(":")[2])))
         reader, writer = await asyncio.open_connection(sock=raw, limit=2**20)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         writer.write(head.encode() + body)
         writer.transport.pause_reading()
-        async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
             for prompt in PROMPTS:
                 assert (await http.post("/v1/completions", json={**BODY, "prompt": prompt})).status_code == 200
         writer.transport.resume_reading()

@@ -8,10 +8,10 @@ import openai
 import pydantic
 import pytest
 
-from gateway.fields import FORMATS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS_REFUSED
+from gateway.format_fields import FORMATS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS_FIELDS
 from paceline.errors import InvalidArgument
-from paceline.formats import OutputFormat
-from paceline.rpc.messages import format_from_message
+from paceline.output_format import OutputFormat
+from paceline.rpc.model_messages import format_from_message
 from tests.gateway.fake_coordinator import FakeCoordinator
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "é"}}}
@@ -46,6 +46,7 @@ TAKEN: dict[str, tuple[dict[str, Any], OutputFormat | None]] = {
     "text": ({"response_format": {"type": "text"}}, None),
     "nothing": (dict.fromkeys(("response_format", "structured_outputs", *FORMATS)), None),
     "json_object": ({"response_format": {"type": "json_object"}}, OutputFormat(json_object=True)),
+    "json_object with llama.cpp's schema": ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OF_SCHEMA),
     "json_schema": (schema_format(), OF_SCHEMA),
     "strict": (schema_format(strict=True, description="y"), OutputFormat(SCHEMA_TEXT, strict=True)),
     "not strict": (schema_format(strict=None), OF_SCHEMA),
@@ -92,7 +93,7 @@ def test_every_field_of_a_format_has_a_row() -> None:
     }
     assert sent >= {*rows, "response_format", "structured_outputs.disable_any_whitespace"}
     refused = {param for _, param, _ in REFUSED.values()}
-    assert refused >= {*rows, *(f"structured_outputs.{name}" for name in STRUCTURED_OUTPUTS_REFUSED)}
+    assert refused >= {*rows, *(f"structured_outputs.{name}" for name in STRUCTURED_OUTPUTS_FIELDS.refused)}
 
 
 RESPONSE, OUTPUTS = "response_format", "structured_outputs"
@@ -103,7 +104,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no type": ({RESPONSE: {}}, f"{RESPONSE}.type", "one of text, json_object, json_schema"),
     "a tag": ({RESPONSE: {"type": "structural_tag"}}, f"{RESPONSE}.type", "one of text, json_object, json_schema"),
     "a type that is a list": ({RESPONSE: {"type": []}}, f"{RESPONSE}.type", "one of text"),
-    "an unknown key": ({RESPONSE: {"type": "json_object", "schema": {}}}, f"{RESPONSE}.schema", "unknown field"),
+    "an unknown key": ({RESPONSE: {"type": "json_object", "schemas": {}}}, f"{RESPONSE}.schemas", "unknown field"),
     "no json_schema": ({RESPONSE: {"type": "json_schema"}}, f"{RESPONSE}.json_schema", "an object with name and schema"),
     "no schema": (schema_format(schema=None), f"{RESPONSE}.json_schema.schema", A_SCHEMA),
     "a schema that is a list": (schema_format(schema=[]), f"{RESPONSE}.json_schema.schema", A_SCHEMA),

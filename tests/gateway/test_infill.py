@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.infill import Infill
-from paceline.sampling import SamplingParams
-from tests.gateway.conftest import OpenDoor
+from paceline.infill_prompt import Infill
+from paceline.sampling_params import SamplingParams
+from tests.gateway.conftest import StartGateway
 from tests.services import Trio
 
 PREFIX, SUFFIX = "def f(x):\n", "\nprint(f(1))\n"
@@ -30,8 +30,8 @@ GREEDY = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temp
 
 
 @pytest.fixture
-async def editor(open_door: OpenDoor, fill_in_trio: Trio) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=open_door(fill_in_trio).url, timeout=60, verify=False) as client:
+async def editor(start_gateway: StartGateway, fill_in_trio: Trio) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=start_gateway(fill_in_trio).url, timeout=60, verify=False) as client:
         yield client
 
 

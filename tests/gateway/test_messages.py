@@ -6,7 +6,8 @@ import httpx2
 import openai
 import pytest
 
-from gateway.fields import MESSAGE_IGNORED, MESSAGE_REFUSED
+from gateway.requests import MESSAGE
+from tests.gateway.conftest import RunningGateway
 
 ASKED = {"role": "user", "content": "t1 t2"}
 ANSWERED = {"role": "assistant", "content": "t3"}
@@ -21,7 +22,7 @@ REPLAYED: dict[str, dict[str, Any]] = {
     "Mistral": {"tool_calls": None, "prefix": False},
     "a page": {"id": "msg_1", "name": "Paceline", "reasoning_content": ""},
 }  # fmt: skip
-MISSPELT: dict[str, tuple[dict[str, Any], str]] = {
+MISSPELLED: dict[str, tuple[dict[str, Any], str]] = {
     "content of a user": ({"role": "user", "contents": "x"}, "contents"),
     "content of an assistant": ({"role": "assistant", "Content": "x"}, "Content"),
     "role": ({"rol": "user", "content": "x"}, "rol"),
@@ -50,7 +51,7 @@ async def refusal_of(http: httpx2.AsyncClient, message: dict[str, Any]) -> dict[
     return found[0]
 
 
-@pytest.mark.parametrize("name", MESSAGE_REFUSED)
+@pytest.mark.parametrize("name", MESSAGE.refused)
 async def test_a_key_that_would_change_the_answer_is_refused_unless_it_asks_for_nothing(
     http: httpx2.AsyncClient, name: str
 ) -> None:
@@ -58,25 +59,70 @@ async def test_a_key_that_would_change_the_answer_is_refused_unless_it_asks_for_
         error = await refusal_of(http, {**ANSWERED, name: value})
         assert (error["param"], error["code"]) == (f"messages[1].{name}", "unsupported_field")
         assert error["message"].startswith(f"messages[1].{name} ")
-    for neutral in (*MESSAGE_REFUSED[name], None):
+    for neutral in (*MESSAGE.refused[name], None):
         assert await ids_of(http, {**ANSWERED, name: neutral}) == await ids_of(http, ANSWERED)
 
 
-@pytest.mark.parametrize("name", MESSAGE_IGNORED)
+@pytest.mark.parametrize("name", MESSAGE.ignored)
 async def test_a_key_that_is_ignored_changes_nothing(http: httpx2.AsyncClient, name: str) -> None:
     assert await ids_of(http, {**ANSWERED, name: {"any": "thing"}}) == await ids_of(http, ANSWERED)
     part = {"type": "text", "text": ANSWERED["content"], "cache_control": {"type": "ephemeral"}}
     assert await ids_of(http, {**ANSWERED, "content": [part]}) == await ids_of(http, ANSWERED)
 
 
-@pytest.mark.parametrize("name", MISSPELT)
-async def test_a_misspelt_key_is_refused_by_its_name(http: httpx2.AsyncClient, name: str) -> None:
-    message, key = MISSPELT[name]
+async def test_an_answer_that_is_begun_is_continued(real_gateway: RunningGateway) -> None:
+    """In each API's way: the text is that of the prompt without the end of the last message."""
+    async with httpx2.AsyncClient(base_url=real_gateway.url, verify=False) as http:
+        await check_that_an_answer_is_continued(http)
+
+
+async def check_that_an_answer_is_continued(http: httpx2.AsyncClient) -> None:
+    marked = {"messages": [ASKED, {**ANSWERED, "prefix": True}]}
+    ids = (await http.post("/tokenize", json=marked)).json()["tokens"]
+    assert ids != await ids_of(http, ANSWERED)
+    asked = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    whole = (await http.post("/v1/completions", json={"prompt": ids, **asked})).json()
+    expected = whole["choices"][0]["text"]
+    begun = {"messages": [ASKED, ANSWERED], **asked}
+    bodies = [
+        {**begun, **marked}, {**begun, "messages": [ASKED, {**ANSWERED, "partial": True}]},
+        {**begun, "continue_final_message": True}, {**begun, "continue_final_message": True, "add_generation_prompt": False},
+    ]  # fmt: skip
+    for body in bodies:
+        reply = (await http.post("/v1/chat/completions", json=body)).json()
+        assert reply["choices"][0]["message"]["content"] == expected
+    assert (await http.post("/v1/messages", json=begun)).json()["content"][0]["text"] == expected
+    another = (await http.post("/v1/chat/completions", json=begun)).json()
+    assert another["choices"][0]["message"]["content"] != expected
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{**ANSWERED, "prefix": True}, ASKED],
+        [{**ASKED, "prefix": True}],
+        [ASKED, {"role": "assistant", "content": " ", "prefix": True}],
+        [
+            ASKED,
+            {**ANSWERED, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}], "prefix": True},
+        ],
+    ],
+    ids=["not the last", "a user's", "empty", "with a call"],
+)
+async def test_no_other_message_is_continued(http: httpx2.AsyncClient, messages: list[dict[str, Any]]) -> None:
+    response = await http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    place = next(at for at, each in enumerate(messages) if "prefix" in each)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, f"messages[{place}].prefix")
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+async def test_a_misspelled_key_is_refused_by_its_name(http: httpx2.AsyncClient, name: str) -> None:
+    message, key = MISSPELLED[name]
     error = await refusal_of(http, message)
     assert (error["param"], error["code"]) == (f"messages[1].{key}", "unknown_field")
 
 
-async def test_only_an_assistant_has_thoughts(http: httpx2.AsyncClient) -> None:
+async def test_only_an_assistant_has_reasoning(http: httpx2.AsyncClient) -> None:
     for name in ("reasoning", "reasoning_content"):
         error = await refusal_of(http, {**ASKED, name: "Hm."})
         assert error["param"] == "messages[1].reasoning"

@@ -154,7 +154,7 @@ def test_plain_and_speculative_answers_compare_identical(page: Page) -> None:
     bodies = catch_requests(page)
     send(page)
     expect(page.locator(".answer")).to_have_count(2)
-    expect(page.locator(".verdict")).to_have_text(re.compile(r"^Identical: \d+ tokens, [\d.]+ times as fast"))
+    expect(page.locator(".verify_result")).to_have_text(re.compile(r"^Identical: \d+ tokens, [\d.]+ times as fast"))
     assert [body["speculation"]["enabled"] for body in bodies] == [False, True]
     assert bodies[0]["seed"] == bodies[1]["seed"]
     assert answer_of(page, 0) == answer_of(page, 1)
@@ -167,7 +167,7 @@ def test_answers_are_compared_where_the_page_came_over_plain_http(page: Page) ->
     choose(page, compare=True, max_tokens=4)
     bodies = catch_requests(page)
     send(page)
-    expect(page.locator(".verdict")).to_contain_text("Identical: 4 tokens")
+    expect(page.locator(".verify_result")).to_contain_text("Identical: 4 tokens")
     assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]
 
 
@@ -187,8 +187,8 @@ def test_the_first_difference_is_marked(page: Page) -> None:
     page.route(CHAT, reseed)
     choose(page, compare=True, temperature=2, max_tokens=48)
     send(page)
-    expect(page.locator(".verdict")).to_contain_text(re.compile(r"^First difference at token \d+: “.*” without"))
-    number = int(re.findall(r"\d+", page.locator(".verdict").inner_text())[0])
+    expect(page.locator(".verify_result")).to_contain_text(re.compile(r"^First difference at token \d+: “.*” without"))
+    number = int(re.findall(r"\d+", page.locator(".verify_result").inner_text())[0])
     for pane in page.locator(".answer").all():
         expect(pane.locator(".differs")).to_have_count(1)
         expect(pane.locator(".token").nth(number - 1)).to_have_class(re.compile("differs"))

@@ -102,7 +102,7 @@ def test_a_call_is_shown_and_its_result_goes_back(page: Page) -> None:  # noqa: 
     assert answer_of(page)
 
 
-def test_a_thought_is_apart_from_the_answer(page: Page) -> None:  # noqa: F811
+def test_reasoning_is_apart_from_the_answer(page: Page) -> None:  # noqa: F811
     chunks = [{"reasoning_content": "Two and"}, {"reasoning_content": " two."}, {"content": "Four."}, {}]
     events = [{"choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in chunks]
     events[-1]["choices"][0]["finish_reason"] = "stop"
@@ -111,13 +111,13 @@ def test_a_thought_is_apart_from_the_answer(page: Page) -> None:  # noqa: F811
         events[at]["choices"][0]["paceline"] = {
             "round": at, "drafter": "none", "reason": "", "draft_tokens": 0, "proposed": [], "emitted": emitted,
             "num_accepted": 0, "entropies": [], "smoothed_entropies": [], "allowed_draft_tokens": [],
-            "ms": {"draft": 0, "target": 1, "queued": 0, "wire": 0},
+            "ms": {"draft": 0, "target": 1, "queued": 0, "rpc": 0},
         }  # fmt: skip
     body = "".join(f"data: {json.dumps(each)}\n\n" for each in events) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     bodies = catch_requests(page)
     send(page)
-    expect(page.locator(".text .thought")).to_have_text(["Two and", " two."])
+    expect(page.locator(".text .reasoning")).to_have_text(["Two and", " two."])
     assert page.locator(".text").inner_text() == "Two and two.\n\nFour."
     send(page)
     # It is not sent back: the answer is what was said.

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.router import ReplayBuffer, Resumption
+from gateway.replay import ReplayBuffer, Resumption
 from paceline.errors import Aborted
 from paceline.results import (
+    Chunk,
     Completion,
     Finish,
-    Piece,
     RoundTrace,
     Speculation,
     Timing,
@@ -19,9 +19,9 @@ from paceline.results import (
 FINISH = Finish("stop", 3, 0, 6, 1, Speculation(2, 4, 4, [], [], 0.0), Timing(0, 0, 0, 0, 0, 0))
 
 
-def piece(tokens: list[int], index: int = 0, finish: Finish | None = None) -> Piece:
+def chunk(tokens: list[int], index: int = 0, finish: Finish | None = None) -> Chunk:
     """A round whose token t has the text of t letters."""
-    return Piece(
+    return Chunk(
         text="".join(chr(96 + token) * token for token in tokens),
         token_ids=tokens,
         origins="A" * len(tokens),
@@ -33,38 +33,38 @@ def piece(tokens: list[int], index: int = 0, finish: Finish | None = None) -> Pi
     )
 
 
-def delivered(*pieces: Piece) -> ReplayBuffer:
+def delivered(*chunks: Chunk) -> ReplayBuffer:
     found = ReplayBuffer()
-    for each in pieces:
+    for each in chunks:
         found.add(each)
     return found
 
 
 def test_rounds_are_cut_where_the_delivered_tokens_end() -> None:
-    repetition = Resumption(delivered(piece([1, 2]), piece([3])))
-    assert repetition.new_part(piece([1])) is None
-    rest = repetition.new_part(piece([2, 3, 4, 5]))
+    repetition = Resumption(delivered(chunk([1, 2]), chunk([3])))
+    assert repetition.new_part(chunk([1])) is None
+    rest = repetition.new_part(chunk([2, 3, 4, 5]))
     assert rest is not None
     assert (rest.token_ids, rest.text, rest.text_lengths, rest.origins) == ([4, 5], "ddddeeeee", [4, 5], "AA")
     assert [each.logprob for each in rest.logprobs] == [-4, -5]
     assert rest.prompt_logprobs == []
-    last = repetition.new_part(piece([6], finish=FINISH))
+    last = repetition.new_part(chunk([6], finish=FINISH))
     assert last is not None
     assert (last.token_ids, last.finish) == ([6], FINISH)
 
 
 def test_an_end_that_was_not_told_is_told_and_one_that_was_is_not() -> None:
-    repetition = Resumption(delivered(piece([1, 2]), piece([1, 2], 1, FINISH)))
-    end = repetition.new_part(piece([1, 2], 0, FINISH))
+    repetition = Resumption(delivered(chunk([1, 2]), chunk([1, 2], 1, FINISH)))
+    end = repetition.new_part(chunk([1, 2], 0, FINISH))
     assert end is not None
     assert (end.token_ids, end.text, end.finish) == ([], "", FINISH)
-    assert repetition.new_part(piece([1, 2], 1, FINISH)) is None
+    assert repetition.new_part(chunk([1, 2], 1, FINISH)) is None
 
 
 def test_a_choice_of_which_nothing_came_is_whole() -> None:
-    known = delivered(piece([1]))
+    known = delivered(chunk([1]))
     repetition = Resumption(known)
-    for each in (piece([7, 8], 1), piece([9], 1), piece([6], 1, FINISH)):
+    for each in (chunk([7, 8], 1), chunk([9], 1), chunk([6], 1, FINISH)):
         assert repetition.new_part(each) is each
         known.add(each)
 
@@ -72,30 +72,30 @@ def test_a_choice_of_which_nothing_came_is_whole() -> None:
 @pytest.mark.parametrize("other", [[1, 9], [9]])
 def test_other_tokens_end_the_answer(other: list[int]) -> None:
     with pytest.raises(Aborted, match="other tokens"):
-        Resumption(delivered(piece([1, 2, 3]))).new_part(piece(other))
+        Resumption(delivered(chunk([1, 2, 3]))).new_part(chunk(other))
 
 
 def test_a_first_answer_is_passed_on_as_it_is() -> None:
     known = ReplayBuffer()
     repetition = Resumption(known)
-    for each in (piece([1, 2]), piece([3]), piece([4], 0, FINISH)):
+    for each in (chunk([1, 2]), chunk([3]), chunk([4], 0, FINISH)):
         assert repetition.new_part(each) is each
         known.add(each)
 
 
 def test_drafts_for_the_repetition_are_the_longest_unfinished_choice() -> None:
     assert ReplayBuffer().prediction is None
-    assert delivered(piece([1], 0), piece([2, 3], 1), piece([4, 5, 6], 2, FINISH)).prediction == [2, 3]
+    assert delivered(chunk([1], 0), chunk([2, 3], 1), chunk([4, 5, 6], 2, FINISH)).prediction == [2, 3]
 
 
 def test_a_round_that_is_cut_has_no_trace() -> None:
     trace = RoundTrace(
         round=1, drafter="none", reason="", draft_tokens=0, proposed=[], num_accepted=0, entropies=[],
-        smoothed_entropies=[], allowed_draft_tokens=[], draft_us=0, target_us=0, queued_us=0, wire_us=0,
+        smoothed_entropies=[], allowed_draft_tokens=[], draft_us=0, target_us=0, queued_us=0, rpc_us=0,
     )  # fmt: skip
-    repetition = Resumption(delivered(piece([1])))
-    cut = repetition.new_part(Piece("abb", [1, 2], "AA", [1, 2], trace=trace))
-    whole = repetition.new_part(Piece("ccc", [3], "A", [3], trace=trace))
+    repetition = Resumption(delivered(chunk([1])))
+    cut = repetition.new_part(Chunk("abb", [1, 2], "AA", [1, 2], trace=trace))
+    whole = repetition.new_part(Chunk("ccc", [3], "A", [3], trace=trace))
     assert cut is not None
     assert cut.trace is None
     assert whole is not None
@@ -107,23 +107,25 @@ CALLS = [
     [ToolCallDelta(0, "call_0", "add")], [ToolCallDelta(0, arguments='{"a"')], [], [ToolCallDelta(0, arguments=": 11}")],
     [ToolCallDelta(1, "call_1", "add"), ToolCallDelta(1, arguments="{")], [ToolCallDelta(1, arguments="}")], [],
 ]  # fmt: skip
-THOUGHT = ["Two ", "", "and", " two.", "", "", ""]
+REASONING = ["Two ", "", "and", " two.", "", "", ""]
 WHOLE = [ToolCall("call_0", "add", '{"a": 11}'), ToolCall("call_1", "add", "{}")]
 
 
-def calling(first: int, end: int) -> Piece:
+def calling(first: int, end: int) -> Chunk:
     """A round of the tokens of these places, and the end of the answer with the last of them."""
     finish = FINISH if end == len(CALLS) else None
     deltas = [delta for each in CALLS[first:end] for delta in each]
-    return Piece(
+    return Chunk(
         "", list(range(first, end)), "A" * (end - first), [0] * (end - first), tool_calls=deltas, finish=finish,
-        reasoning="".join(THOUGHT[first:end]),
+        reasoning="".join(REASONING[first:end]),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("delivered_tokens", range(1, len(CALLS) + 1))
 @pytest.mark.parametrize("size", range(1, len(CALLS) + 1))
-def test_thoughts_and_calls_go_on_where_they_were_cut_and_no_part_comes_twice(delivered_tokens: int, size: int) -> None:
+def test_reasoning_and_calls_go_on_where_they_were_cut_and_no_part_comes_twice(
+    delivered_tokens: int, size: int
+) -> None:
     """Twice: the second coordinator goes away as well."""
     known, client = ReplayBuffer(), Completion()
     rounds = [(at, min(at + size, len(CALLS))) for at in range(0, len(CALLS), size)]
@@ -135,6 +137,6 @@ def test_thoughts_and_calls_go_on_where_they_were_cut_and_no_part_comes_twice(de
                 client.add(rest)
                 assert all(delta.id or delta.arguments for delta in rest.tool_calls)
     assert client.tool_calls == WHOLE
-    assert client.reasoning == "".join(THOUGHT)
+    assert client.reasoning == "".join(REASONING)
     assert client.token_ids == list(range(len(CALLS)))
     assert client.finish == FINISH

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.end_to_end.test_greedy_oracle import spread
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import RunningGateway
 
 NUM_TOKENS = 32
 AT_ONCE = 8
@@ -72,11 +72,11 @@ async def check_prompt(prompt: str, mode: str, grpc: AsyncClient, client: openai
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", MODES)
-async def test_greedy_text_over_http_is_that_over_grpc(real_door: Door, mode: str) -> None:
+async def test_greedy_text_over_http_is_that_over_grpc(real_gateway: RunningGateway, mode: str) -> None:
     prompts = spread(int(os.environ.get("PACELINE_TEST_COUNT", "6")))
     places = asyncio.Semaphore(AT_ONCE)
-    async with AsyncClient(real_door.trio.address) as grpc:
-        client = openai.AsyncOpenAI(base_url=f"{real_door.url}/v1", api_key="none", max_retries=0)
+    async with AsyncClient(real_gateway.trio.address) as grpc:
+        client = openai.AsyncOpenAI(base_url=f"{real_gateway.url}/v1", api_key="none", max_retries=0)
 
         async def check(prompt: str) -> None:
             async with places:

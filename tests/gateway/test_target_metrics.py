@@ -30,8 +30,8 @@ class FillingUp(FakeCoordinator):
         self.num_described += 1
         if self.needs_key:
             await abort_with(context, Unauthenticated("an API key is required"))
-        card = model_pb2.ModelCard(name="tiny", block_size=16, total_blocks=100, free_blocks=self.free_blocks)
-        return generation_pb2.DescribeResponse(target=card)
+        model_info = model_pb2.ModelInfo(name="tiny", block_size=16, total_blocks=100, free_blocks=self.free_blocks)
+        return generation_pb2.DescribeResponse(target=model_info)
 
 
 class Scraped:

@@ -13,7 +13,7 @@ import pytest
 from tests.byte_fallback import write_byte_fallback_model
 from tests.byte_level import TEXT, write_byte_level_model
 from tests.conftest import SMALL_FLAGS
-from tests.gateway.conftest import Door, OpenDoor
+from tests.gateway.conftest import RunningGateway, StartGateway
 from tests.hosted import Host
 
 pytestmark = pytest.mark.slow
@@ -36,13 +36,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def url(
-    request: pytest.FixtureRequest, open_door: OpenDoor, host: Host, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, start_gateway: StartGateway, host: Host, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     write: Callable[[Path], None] = MODELS[request.param]
     folder = tmp_path_factory.mktemp("model")
     write(folder)
     flags = ("--model", str(folder), *SMALL_FLAGS)
-    return open_door(host.trio(flags, flags)).url
+    return start_gateway(host.trio(flags, flags)).url
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ async def test_tokens_begin_where_the_first_character_that_they_are_a_part_of_do
     assert choice["logprobs"]["text_offset"] == [max(0, at - surplus) for at in expected]
 
 
-async def test_words_begin_with_the_space_before_them(door: Door) -> None:
+async def test_words_begin_with_the_space_before_them(gateway_service: RunningGateway) -> None:
     """A tokenizer without a decoder, whose tokens are joined by spaces."""
     body = {"prompt": "t3 t14 t159 t2", "max_tokens": 3, "echo": True, "logprobs": 0, "ignore_eos": True}
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         [choice] = (await http.post("/v1/completions", json=body)).json()["choices"]
     check(choice)
     assert choice["logprobs"]["text_offset"][:4] == [0, 2, 6, 11]

@@ -1,4 +1,4 @@
-"""Thoughts over HTTP: `reasoning_content` beside the content, in answers, streams and messages."""
+"""Reasoning over HTTP: `reasoning_content` beside the content, in answers, streams and messages."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ASKED = {"role": "user", "content": "t1"}
 PATH = "/v1/chat/completions"
 
 
-def thought_round(reasoning: str, text: str) -> generation_pb2.GenerateResponse:
+def reasoning_round(reasoning: str, text: str) -> generation_pb2.GenerateResponse:
     return generation_pb2.GenerateResponse(
         token_ids=[1], reasoning=reasoning, text=text, text_lengths=[len(text)],
         origins=[generation_pb2.ORIGIN_TARGET],
@@ -27,12 +27,12 @@ def http(fake_http: httpx2.AsyncClient) -> httpx2.AsyncClient:
 
 @pytest.fixture
 def thinking(coordinator: FakeCoordinator) -> FakeCoordinator:
-    coordinator.rounds = [thought_round("Two and", ""), thought_round(" two.", "Fo"), thought_round("", "ur.")]
+    coordinator.rounds = [reasoning_round("Two and", ""), reasoning_round(" two.", "Fo"), reasoning_round("", "ur.")]
     return coordinator
 
 
 @pytest.mark.usefixtures("thinking")
-async def test_a_whole_answer_has_its_thought_apart(http: httpx2.AsyncClient) -> None:
+async def test_a_whole_answer_has_its_reasoning_apart(http: httpx2.AsyncClient) -> None:
     answer = (await http.post(PATH, json={"messages": [ASKED]})).json()
     message = answer["choices"][0]["message"]
     assert message == {
@@ -41,14 +41,14 @@ async def test_a_whole_answer_has_its_thought_apart(http: httpx2.AsyncClient) ->
     assert "reasoning_tokens" in answer["usage"]["completion_tokens_details"]
 
 
-async def test_an_answer_without_a_thought_has_no_key_for_it(http: httpx2.AsyncClient) -> None:
+async def test_an_answer_without_reasoning_has_no_key_for_it(http: httpx2.AsyncClient) -> None:
     answer = (await http.post(PATH, json={"messages": [ASKED]})).json()
     assert "reasoning_content" not in answer["choices"][0]["message"]
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
 @pytest.mark.usefixtures("thinking")
-async def test_a_stream_brings_the_thought_before_the_content(http: httpx2.AsyncClient) -> None:
+async def test_a_stream_brings_the_reasoning_before_the_content(http: httpx2.AsyncClient) -> None:
     async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
         given: Any = {"model": "tiny", "messages": [ASKED], "stream": True}
         deltas = [chunk.choices[0].delta.to_dict() async for chunk in await client.chat.completions.create(**given)]
@@ -59,7 +59,7 @@ async def test_a_stream_brings_the_thought_before_the_content(http: httpx2.Async
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-async def test_a_thought_sent_back_reaches_the_coordinator(
+async def test_reasoning_sent_back_reaches_the_coordinator(
     http: httpx2.AsyncClient, coordinator: FakeCoordinator, key: str
 ) -> None:
     said = {"role": "assistant", "content": "Four.", key: "Two and two."}

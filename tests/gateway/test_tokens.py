@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from tests.conftest import TINY
-from tests.gateway.conftest import OpenDoor
+from tests.gateway.conftest import StartGateway
 from tests.hosted import Host
 
 MODEL_LEN = 64
@@ -22,10 +22,10 @@ IDS = list(range(100, 140))
     ],
 )
 async def test_more_tokens_are_named_than_the_model_takes(
-    open_door: OpenDoor, host: Host, path: str, body: dict[str, Any]
+    start_gateway: StartGateway, host: Host, path: str, body: dict[str, Any]
 ) -> None:
-    door = open_door(host.trio(SHORT, SHORT))
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+    gateway_service = start_gateway(host.trio(SHORT, SHORT))
+    async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
         response = await http.post(path, json=body)
     assert response.status_code == 200, response.text
     found = response.json()

@@ -13,9 +13,9 @@ from gateway.config import GatewaySettings
 from gateway.dialects.chat import Chat
 from gateway.items import Items
 from paceline.errors import InvalidArgument
-from paceline.results import Piece, ToolCallDelta
+from paceline.results import Chunk, ToolCallDelta
 from paceline.v1 import generation_pb2
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import RunningGateway
 from tests.gateway.fake_coordinator import FakeCoordinator
 
 CHATS = "/v1/chat/completions"
@@ -69,7 +69,8 @@ async def test_no_tools_are_no_tools(
     http: httpx2.AsyncClient, coordinator: FakeCoordinator, fields: dict[str, Any]
 ) -> None:
     assert (await post(http, **fields)).status_code == 200
-    assert coordinator.asked[0].chat == generation_pb2.Chat(messages=[ASKED])
+    chat = coordinator.asked[0].chat
+    assert chat == generation_pb2.Chat(messages=[ASKED], template_time=chat.template_time)
 
 
 @pytest.mark.parametrize(("given", "choice"), [({}, "required"), ({"tool_choice": "auto"}, "auto")])
@@ -268,7 +269,7 @@ async def test_a_stream_opens_each_call_and_then_grows_its_arguments(
 
 def test_the_reason_comes_behind_the_last_call() -> None:
     calls = [ToolCallDelta(0, "call_0", "add"), ToolCallDelta(0, arguments="{}")]
-    steps = Items().read(Piece("", [], "", tool_calls=calls))
+    steps = Items().read(Chunk("", [], "", tool_calls=calls))
     chunks = Chat().deltas(0, "", steps, None, "tool_calls")
     assert [each["finish_reason"] for each in chunks] == [None, None, "tool_calls"]
     assert chunks[-1]["delta"] == {}
@@ -294,10 +295,10 @@ class Weather(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="session")
-def pair_client(open_door: Any, embedded_pair: Any) -> openai.OpenAI:
+def pair_client(start_gateway: Any, embedded_pair: Any) -> openai.OpenAI:
     """The models of `paceline up`."""
-    door: Door = open_door(embedded_pair)
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    gateway_service: RunningGateway = start_gateway(embedded_pair)
+    return openai.OpenAI(base_url=f"{gateway_service.url}/v1", api_key="none", max_retries=0)
 
 
 QUESTION: Any = {"role": "user", "content": "What is the weather in Paris?"}

@@ -19,7 +19,7 @@ BODY = {"prompt": "t1"}
 @pytest.fixture
 async def app() -> AsyncIterator[Starlette]:
     """In this process, with nobody behind it."""
-    app = make_app(GatewaySettings(coordinators="127.0.0.1:1", allow_origin=ORIGIN))
+    app = make_app(GatewaySettings(coordinators="127.0.0.1:1", allowed_origins=ORIGIN))
     async with app.router.lifespan_context(app):
         yield app
 

@@ -15,7 +15,7 @@ def make_finish(
     **times_ms: float,
 ) -> Finish:
     """A finish with these figures; times that are not given are 0."""
-    names = ("ttft_ms", "total_ms", "draft_ms", "target_ms", "queued_ms", "wire_ms")
+    names = ("ttft_ms", "total_ms", "draft_ms", "target_ms", "queued_ms", "rpc_ms")
     return Finish(
         reason="length", prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=3, seed=1,
         speculation=Speculation(rounds, sum(proposed), sum(accepted), list(proposed), list(accepted), length),

@@ -89,10 +89,10 @@ def test_without_drafts_there_is_no_acceptance() -> None:
 
 
 def test_the_parts_of_a_round_make_up_what_the_client_saw() -> None:
-    finish = make_finish(rounds=3, total_ms=120.0, queued_ms=8.0, draft_ms=20.0, target_ms=60.0, wire_ms=12.0)
+    finish = make_finish(rounds=3, total_ms=120.0, queued_ms=8.0, draft_ms=20.0, target_ms=60.0, rpc_ms=12.0)
     found = metrics_of(Run([make_record((50.0, 1), (132.0, 7), finish=finish)], 1.0), None)
-    # Four forwards: the prompt's and three rounds.
-    parts = {"queue": 2.0, "draft": 5.0, "target": 15.0, "wire": 3.0, "coordinator": 5.0, "client": 3.0}
+    # Four forward passes: the prompt's and three rounds.
+    parts = {"queue": 2.0, "draft": 5.0, "target": 15.0, "rpc": 3.0, "coordinator": 5.0, "client": 3.0}
     assert found.round_ms == parts
     assert tuple(parts) == PARTS
     assert sum(parts.values()) * 4 == 132.0

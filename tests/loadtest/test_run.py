@@ -11,11 +11,11 @@ import grpc.aio
 import pytest
 
 from paceline.client import AsyncClient
+from paceline.loadtest.load_generator import Extent, Runner, Workload
 from paceline.loadtest.metrics import Record
-from paceline.loadtest.runner import Extent, Runner, Workload
 from paceline.loadtest.workload import ClosedLoop, Load, OpenLoop, Variant
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 VARIANTS = [Variant("off", SpeculationParams(enabled=False)), Variant("default")]

@@ -18,7 +18,7 @@ from paceline.loadtest.workload import (
     poisson_arrivals,
     synthetic_prompt,
 )
-from paceline.speculation import Bounds, Drafter, EntropyAdaptive
+from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive
 
 RATE, COUNT = 4.0, 4000
 

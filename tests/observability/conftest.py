@@ -12,8 +12,8 @@ import pytest
 from paceline.client import AsyncClient
 from paceline.keys import make_key
 from paceline.rpc.health import instance_at
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Drafter, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.gateway.conftest import free_port
 from tests.observability.collector import Collector

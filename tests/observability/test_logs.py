@@ -11,8 +11,8 @@ import pytest
 
 from paceline.errors import InvalidArgument
 from paceline.observability.logs import JsonFormatter, TextFormatter, request_id, with_fields
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, SERVICES, Watched
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ async def test_an_id_in_the_body_goes_before_one_in_the_headers_and_one_is_alway
         await watched.until_logged("coordinator", "generation over", request_id="ünlike")
         streamed = await http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, "stream": True})
         await watched.until_logged("coordinator", "generation over", request_id=streamed.headers["x-request-id"])
-        failed = await http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": -1})
+        failed = await http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": -5})
         assert failed.status_code == 400
         await watched.until_logged("gateway", "request over", request_id=failed.headers["x-request-id"], status=400)
         for bad in ("x" * 257, "a\tb"):

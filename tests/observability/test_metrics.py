@@ -15,8 +15,8 @@ from gateway.config import GatewaySettings
 from gateway.telemetry import VLLM_NAMES
 from paceline.errors import InvalidArgument, Unauthenticated
 from paceline.results import Completion
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.observability.conftest import BY_MODEL, BY_NGRAM, PROMPT, SAMPLED, SERVICES, Watched
 from tests.observability.scrapes import Scrape, scrape
 from tests.services import restart
@@ -51,8 +51,8 @@ async def answer(
     """A whole answer, and the number of its outputs."""
     completion, num_outputs = Completion(), 0
     async with watched.client() as client:
-        async for piece in client.stream(prompt, sampling, speculation):
-            completion.add(piece)
+        async for chunk in client.stream(prompt, sampling, speculation):
+            completion.add(chunk)
             num_outputs += 1
     return completion, num_outputs
 
@@ -142,10 +142,13 @@ async def test_a_model_server_counts_its_steps_and_what_its_cache_held(watched: 
     # One at a time: each round is a step of one job.
     steps = counted.of("paceline_engine_step_seconds_count")
     assert (
-        steps == counted.of("paceline_engine_step_jobs_count") == counted.of("paceline_engine_step_jobs_sum") == rounds
+        steps
+        == counted.of("paceline_engine_step_batch_size_count")
+        == counted.of("paceline_engine_step_batch_size_sum")
+        == rounds
     )
     proposed = sum(each.finish.speculation.proposed for each in (first, second) if each.finish)
-    fed = counted.of("paceline_engine_step_rows_sum")
+    fed = counted.of("paceline_engine_step_tokens_sum")
     assert fed == 2 * len(prompt) - first.finish.cached_prompt_tokens - cached + proposed + rounds - 2
     assert counted.of("paceline_engine_failed_jobs_total") == 0
 
@@ -195,7 +198,7 @@ async def test_a_gateway_counts_its_requests_by_path_and_status(watched: Watched
     assert changed("paceline_gateway_generations_total") == 2
     assert changed("paceline_gateway_generated_tokens_total") == 12
     assert changed("paceline_gateway_time_to_first_token_seconds_count") == 1
-    for state in ("open_requests", "answers_running", "answers_waiting"):
+    for state in ("open_requests", "requests_running", "requests_waiting"):
         assert after.value(f"paceline_gateway_{state}") == 0, state
 
 

@@ -17,11 +17,11 @@ from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced
 from paceline.rpc.channel import open_channel
-from paceline.rpc.generation import make_request
-from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.rpc.generation_messages import make_request
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from paceline.v1 import generation_pb2_grpc
-from tests.gateway.scripted import SERVING, ScriptedGeneration, piece
+from tests.gateway.scripted import SERVING, ScriptedGeneration, chunk
 from tests.observability.collector import Collector, Received
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, Watched
 
@@ -78,22 +78,22 @@ async def test_a_request_by_http_is_one_trace_through_all_services(watched: Watc
     answer = (await post(watched, traceparent=parent)).json()
     spans = await spans_of(watched, trace, len(BY_HTTP))
     assert (len(spans), tree(spans)) == (len(BY_HTTP), BY_HTTP)
-    door, front = named(spans, "POST /v1/completions"), named(spans, "generate")
-    assert door.parent_id == above
-    assert door.kind == front.kind == "SPAN_KIND_SERVER"
-    assert door.attributes["http.response.status_code"] == 200
+    gateway_span, coordinator_span = named(spans, "POST /v1/completions"), named(spans, "generate")
+    assert gateway_span.parent_id == above
+    assert gateway_span.kind == coordinator_span.kind == "SPAN_KIND_SERVER"
+    assert gateway_span.attributes["http.response.status_code"] == 200
     for span in spans:
         assert span.status == "STATUS_CODE_UNSET"
         assert span.attributes.get("paceline.request_id", answer["id"].removeprefix("cmpl-")) in answer["id"]
     usage, figures = answer["usage"], answer["paceline"]["speculation"]
-    assert front.attributes["gen_ai.operation.name"] == "text_completion"
-    assert front.attributes["gen_ai.request.model"] == answer["model"]
-    assert front.attributes["gen_ai.request.temperature"] == 1
-    assert front.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-    assert front.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 40
-    assert front.attributes["gen_ai.response.finish_reasons"] == ["length"]
-    assert front.attributes["rpc.response.status_code"] == "OK"
-    assert front.attributes["paceline.caller"] == "alice"
+    assert coordinator_span.attributes["gen_ai.operation.name"] == "text_completion"
+    assert coordinator_span.attributes["gen_ai.request.model"] == answer["model"]
+    assert coordinator_span.attributes["gen_ai.request.temperature"] == 1
+    assert coordinator_span.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert coordinator_span.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 40
+    assert coordinator_span.attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert coordinator_span.attributes["rpc.response.status_code"] == "OK"
+    assert coordinator_span.attributes["paceline.caller"] == "alice"
     decode = named(spans, "decode").attributes
     assert {name: decode[f"paceline.{name}"] for name in ("rounds", "proposed", "accepted")}.items() <= figures.items()
     assert decode["paceline.acceptance_length"] == pytest.approx(figures["mean_acceptance_length"])
@@ -130,11 +130,11 @@ async def test_spans_say_when_a_request_was_where(watched: Watched) -> None:
     assert rounds - 1 <= draft["paceline.jobs"] <= rounds
     # The prompt and all tokens but the last, and drafts that were rejected.
     assert target["paceline.read_tokens"] + target["paceline.cached_tokens"] >= 5 + 40 - 1
-    front = named(spans, "generate").attributes
-    assert target["paceline.computed_ms"] == pytest.approx(front["paceline.target_ms"])
-    assert draft["paceline.computed_ms"] == pytest.approx(front["paceline.draft_ms"])
+    coordinator_span = named(spans, "generate").attributes
+    assert target["paceline.compute_ms"] == pytest.approx(coordinator_span["paceline.target_ms"])
+    assert draft["paceline.compute_ms"] == pytest.approx(coordinator_span["paceline.draft_ms"])
     queued_ms = target["paceline.queued_ms"] + draft["paceline.queued_ms"]
-    assert queued_ms == pytest.approx(front["paceline.queued_ms"], abs=10)
+    assert queued_ms == pytest.approx(coordinator_span["paceline.queued_ms"], abs=10)
 
 
 async def test_a_call_by_grpc_brings_its_trace_as_metadata(watched: Watched) -> None:
@@ -167,8 +167,10 @@ async def test_a_request_without_a_trace_begins_one(said: str, watched: Watched)
     name = secrets.token_hex(8)
     await post(watched, {**BODY, "request_id": name}, **({"traceparent": said} if said else {}))
     for _ in range(200):
-        [*doors] = [each for each in watched.collector.spans if each.attributes.get("paceline.request_id") == name]
-        if found := [each for each in doors if each.name == "POST /v1/completions"]:
+        [*gateway_spans] = [
+            each for each in watched.collector.spans if each.attributes.get("paceline.request_id") == name
+        ]
+        if found := [each for each in gateway_spans if each.name == "POST /v1/completions"]:
             break
         await asyncio.sleep(0.05)
     assert found[0].parent_id == ""
@@ -191,10 +193,10 @@ async def test_each_choice_has_phases_of_its_own(watched: Watched) -> None:
     spans = await spans_of(watched, trace, 2 + 3 * (len(BY_HTTP) - 2))
     for name in ("queue", "prompt", "decode"):
         assert sorted(span.attributes["paceline.choice"] for span in spans if span.name == name) == [0, 1, 2]
-    front = named(spans, "generate").attributes
-    assert front["gen_ai.usage.input_tokens"] == 5
-    assert front["gen_ai.usage.output_tokens"] == 120
-    assert front["gen_ai.response.finish_reasons"] == ["length"] * 3
+    coordinator_span = named(spans, "generate").attributes
+    assert coordinator_span["gen_ai.usage.input_tokens"] == 5
+    assert coordinator_span["gen_ai.usage.output_tokens"] == 120
+    assert coordinator_span["gen_ai.response.finish_reasons"] == ["length"] * 3
 
 
 async def test_an_answer_of_one_token_has_no_time_behind_its_prompt(watched: Watched) -> None:
@@ -220,15 +222,15 @@ async def test_what_failed_says_so_with_its_code(watched: Watched) -> None:
     for body, key, status in (({**BODY, "nobody": 1}, watched.key, 400), (BODY, watched.wrong_key, 401)):
         trace, _, parent = new_parent()
         assert (await post(watched, body, key, traceparent=parent)).status_code == status
-        [door] = await spans_of(watched, trace, 1)
-        assert (door.status, door.message) == ("STATUS_CODE_ERROR", str(status))
-        assert door.attributes["http.response.status_code"] == status
+        [gateway_span] = await spans_of(watched, trace, 1)
+        assert (gateway_span.status, gateway_span.message) == ("STATUS_CODE_ERROR", str(status))
+        assert gateway_span.attributes["http.response.status_code"] == status
 
 
 async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collector: Collector) -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         request = Completions().parse({"prompt": "x", "stream": True}, SERVING)
-        generation = ScriptedGeneration(request, [piece("a"), Unavailable("the coordinator is gone")])
+        generation = ScriptedGeneration(request, [chunk("a"), Unavailable("the coordinator is gone")])
         await EventStream(Completions().reply(generation), Completions(), {}, send).run()
 
     async def faulty(scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,11 +240,11 @@ async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collect
         pass
 
     scope = {"type": "http", "method": "POST", "path": Completions.path, "scheme": "http", "headers": []}
-    with traced(collector.address, "door") as spans:
+    with traced(collector.address, "broken-gateway") as spans:
         await RequestSpans(broken, spans, [Completions.path])(scope, Request(scope).receive, ignore)
         with pytest.raises(ValueError, match=SECRET):
             await RequestSpans(faulty, spans, [Completions.path])(scope, Request(scope).receive, ignore)
-    broke, failed = await asyncio.to_thread(collector.wait, 2, service="paceline-door")
+    broke, failed = await asyncio.to_thread(collector.wait, 2, service="paceline-broken-gateway")
     assert (broke.status, broke.message) == ("STATUS_CODE_ERROR", "UNAVAILABLE")
     assert broke.attributes["http.response.status_code"] == 200
     assert (failed.status, failed.message) == ("STATUS_CODE_ERROR", "500")
@@ -254,10 +256,10 @@ async def test_what_its_client_gave_up_is_no_failure_of_ours(watched: Watched) -
         long = SamplingParams(max_tokens=400, ignore_eos=True)
         async for _ in client.with_traceparent(parent).stream(PROMPT, long, BY_MODEL):
             break
-    [front] = await asyncio.to_thread(watched.collector.wait, 1, trace_id=trace, name="generate")
+    [coordinator_span] = await asyncio.to_thread(watched.collector.wait, 1, trace_id=trace, name="generate")
     spans = await spans_of(watched, trace, 5)
-    assert front.attributes["rpc.response.status_code"] == "CANCELLED"
-    assert front.attributes["gen_ai.response.finish_reasons"] == []
+    assert coordinator_span.attributes["rpc.response.status_code"] == "CANCELLED"
+    assert coordinator_span.attributes["gen_ai.response.finish_reasons"] == []
     assert {span.status for span in spans} == {"STATUS_CODE_UNSET"}
 
 

@@ -104,7 +104,7 @@ def write_cluster(folder: Path, **target: str) -> Path:
         folder / "serve.yaml",
         application("target", 2, target=settings_of(UNLIKE_TARGET) | lock | target),
         application("draft", 1, {"front": 0.1}, draft=settings_of(UNLIKE_DRAFT) | lock),
-        application("coordinator", 2, coordinator={"recent_tokens": 0}),
+        application("coordinator", 2, coordinator={"suffix_cache_tokens": 0}),
         application("gateway", 1, {"front": 0.1}, port=8000),
     )
 
@@ -187,7 +187,7 @@ def scaling(folder: Path) -> Figures:
     deployment = target["deployments"][0]
     del deployment["num_replicas"]
     deployment["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 2, "policy": policy, **delays}
-    coordinator = application("coordinator", coordinator={"draft": "none", "recent_tokens": 0})
+    coordinator = application("coordinator", coordinator={"draft": "none", "suffix_cache_tokens": 0})
     config = write_config(folder / "serve.yaml", target, coordinator, application("gateway", port=8000))
     with ending(nodes := [start_head(folder, num_cpus=4)]):
         nodes[0].deploy(config, folder)

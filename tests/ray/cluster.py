@@ -116,7 +116,7 @@ def application(
     options = {"num_cpus": 0.1, "resources": resources or {}}
     deployment = {"name": role, "num_replicas": num_replicas, "max_surge_percent": 100, "ray_actor_options": options}
     return {
-        "name": role, "route_prefix": None, "import_path": f"paceline.ray.app:{role}", "args": args, "deployments": [deployment],
+        "name": role, "route_prefix": None, "import_path": f"paceline.ray.applications:{role}", "args": args, "deployments": [deployment],
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Leases of addresses, without Ray."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -40,12 +41,18 @@ async def test_who_does_not_renew_leaves(monkeypatch: pytest.MonkeyPatch) -> Non
                 return
 
 
-async def test_a_restarted_directory_answers_once_all_have_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock_s", [-3600.0, 0.0, 3600.0])
+async def test_a_restarted_directory_answers_once_all_have_renewed(
+    monkeypatch: pytest.MonkeyPatch, clock_s: float
+) -> None:
+    """On whatever machine: `clock_s` is how far its clock is ahead of the first one's."""
     monkeypatch.setattr(directory, "SETTLING_S", 0.2)
     before = Directory()
     await before.renew("target", "a", "127.0.0.1:1", Demand())
     await before.renew("target", "b", "127.0.0.1:2", Demand())
     seen, lists = await before.lists(NOTHING_SEEN)
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + int(clock_s * 1e9))
     after = Directory()
     await after.renew("target", "b", "127.0.0.1:2", Demand())
     asking = asyncio.create_task(after.lists(seen))

@@ -21,32 +21,32 @@ def configs() -> Iterator[Any]:
 
 @pytest.mark.parametrize("config", list(configs()))
 def test_manifests_name_applications_and_their_deployments(config: dict[str, Any]) -> None:
-    from paceline.ray import app
+    from paceline.ray import applications
 
     for each in schema.ServeDeploySchema.model_validate(config).applications:
-        build = getattr(app, each.import_path.removeprefix("paceline.ray.app:"))
-        built = build(app.Arguments.model_validate(each.args))
+        build = getattr(applications, each.import_path.removeprefix("paceline.ray.applications:"))
+        built = build(applications.Arguments.model_validate(each.args))
         assert [deployment.name for deployment in each.deployments] == [built._bound_deployment.name]
 
 
 def test_a_setting_that_names_servers_replaces_the_directorys_list() -> None:
-    from paceline.ray import app
+    from paceline.ray import applications
 
     def followed(build: Any, **settings: Any) -> Any:
-        _, _, plans = build(app.Arguments.model_validate(settings))._bound_deployment.init_args
+        _, _, plans = build(applications.Arguments.model_validate(settings))._bound_deployment.init_args
         return plans[0].servers
 
-    assert followed(app.coordinator) == {"target": "target", "draft": "draft"}
-    assert followed(app.coordinator, coordinator={"draft": "none"}) == {"target": "target"}
-    assert followed(app.gateway, gateway={"coordinators": "10.0.0.1:50050"}) == {}
+    assert followed(applications.coordinator) == {"target": "target", "draft": "draft"}
+    assert followed(applications.coordinator, coordinator={"draft": "none"}) == {"target": "target"}
+    assert followed(applications.gateway, gateway={"coordinators": "10.0.0.1:50050"}) == {}
 
 
 def test_tls_reaches_every_service_and_its_supervisor() -> None:
-    from paceline.ray import app
+    from paceline.ray import applications
 
-    args = app.Arguments(tls="/tls", tls_name="paceline")
+    args = applications.Arguments(tls="/tls", tls_name="paceline")
     for role in ("target", "draft", "coordinator", "gateway"):
-        _, _, (plan,) = getattr(app, role)(args)._bound_deployment.init_args
+        _, _, (plan,) = getattr(applications, role)(args)._bound_deployment.init_args
         # The services' own names for it.
         settings = {"tls_cert", "tls_key"} | (
             {"tls_client_ca"}
@@ -55,4 +55,4 @@ def test_tls_reaches_every_service_and_its_supervisor() -> None:
         )
         assert (set(plan.settings), plan.tls.server_name) == (settings, "paceline")
     with pytest.raises(InvalidArgument, match="give `tls` instead"):
-        app.gateway(app.Arguments(gateway={"tls_cert": "own.pem"}))
+        applications.gateway(applications.Arguments(gateway={"tls_cert": "own.pem"}))

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.ray.process import Plan, Process
+from paceline.ray.process import Plan, ServiceProcess
 from tests.certificates import Authority
 
 SETTINGS = {"coordinators": "127.0.0.1:1"}
 SUPERVISOR = f"""
 import os, time
-from paceline.ray.process import Plan, Process
-process = Process(Plan("gateway", {SETTINGS!r}), "127.0.0.1", {{}}, print)
+from paceline.ray.process import Plan, ServiceProcess
+process = ServiceProcess(Plan("gateway", {SETTINGS!r}), "127.0.0.1", {{}}, print)
 while not process.is_serving():
     time.sleep(0.05)
 print("pid", process._process.pid, flush=True)
@@ -52,22 +52,22 @@ def test_a_process_with_tls_is_called_by_its_certificates_name(tmp_path: Path) -
     files = Authority(tmp_path / "tls").issue("services", "subjectAltName=DNS:paceline").tls
     settings = {**SETTINGS, "tls_cert": files.cert, "tls_key": files.key}
     plan = Plan("gateway", settings, tls=replace(files, server_name="paceline"))
-    process = Process(plan, "127.0.0.1", {}, print)
+    process = ServiceProcess(plan, "127.0.0.1", {}, print)
     wait_until(process.is_serving)
     process.stop()
 
 
 def test_a_process_that_ends_says_why() -> None:
     ended = threading.Event()
-    process = Process(Plan("gateway", {"max_body_bytes": 0}), "127.0.0.1", {}, lambda _: ended.set())
+    process = ServiceProcess(Plan("gateway", {"max_body_bytes": 0}), "127.0.0.1", {}, lambda _: ended.set())
     assert ended.wait(60.0)
     assert process.has_ended
-    assert "--max-body-bytes" in process.last_words
+    assert "--max-body-bytes" in process.exit_reason
 
 
 def test_a_process_that_is_stopped_ended_for_no_reason_of_its_own() -> None:
     ended = threading.Event()
-    process = Process(Plan("gateway", SETTINGS), "127.0.0.1", {}, lambda _: ended.set())
+    process = ServiceProcess(Plan("gateway", SETTINGS), "127.0.0.1", {}, lambda _: ended.set())
     wait_until(process.is_serving)
     process.stop()
     assert process.has_ended

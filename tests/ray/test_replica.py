@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from paceline.ray.directory import NOTHING_SEEN
+
 WAIT_S = 20.0
 AWAY = ConnectionError("the head is away")
 
@@ -99,7 +101,7 @@ async def test_lists_are_followed_again_after_any_error_and_one_that_was_not_wri
         assert (tmp_path / "target").read_text() == "one:1\n"
         while len(last.seen) < 2:
             await asyncio.sleep(0.01)
-        assert (first.seen, last.seen) == ([0, 0], [0, 1])
+        assert (first.seen, last.seen) == ([NOTHING_SEEN] * 2, [NOTHING_SEEN, 1])
         await replica.check_health()
 
 

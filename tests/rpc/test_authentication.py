@@ -20,7 +20,7 @@ from paceline.rpc.channel import open_channel
 from paceline.rpc.health import is_serving
 from paceline.rpc.metadata import KeyCheck, key_of
 from paceline.rpc.server import Server
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from paceline.v1 import generation_pb2
 from tests.hosted import Host
 from tests.services import Trio

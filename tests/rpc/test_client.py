@@ -1,5 +1,6 @@
 """The client for threads: how it is closed while others use it, and what they get."""
 
+import contextlib
 import gc
 import threading
 import warnings
@@ -99,3 +100,34 @@ def test_a_stream_is_dropped_behind_its_client_without_a_word(
         gc.collect()
     assert [str(each.message) for each in caught if "await" in str(each.message)] == []
     assert capfd.readouterr().err == ""
+
+
+class Abandoned:
+    """A stream in a cycle, which only the collector ends."""
+
+    def __init__(self, client: Client) -> None:
+        self.pieces, self.itself = client.stream("a", raw=True), self
+        next(self.pieces)
+
+
+@pytest.mark.parametrize("place", ["the loop's own thread", "a thread that hands work over"])
+def test_the_collector_may_end_an_abandoned_stream_anywhere(place: str, never_done: tuple[str, NeverDone]) -> None:
+    client = Client(never_done[0])
+    loop, collected = client._loop, threading.Event()
+
+    def collect() -> None:
+        with loop._lock if place == "a thread that hands work over" else contextlib.nullcontext():
+            gc.collect()
+        collected.set()
+
+    gc.disable()
+    try:
+        Abandoned(client)
+        if place == "the loop's own thread":
+            loop._loop.call_soon_threadsafe(collect)
+        else:
+            threading.Thread(target=collect, daemon=True).start()
+        assert collected.wait(TIMEOUT_S / 6), "it waits for itself"
+    finally:
+        gc.enable()
+    client.close()

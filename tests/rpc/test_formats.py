@@ -8,9 +8,9 @@ import pytest
 
 from paceline import OutputFormat
 from paceline.errors import InvalidArgument
-from paceline.results import Completion, Finish, Piece, Speculation, Timing
-from paceline.rpc.generation import encode_piece, make_request, piece_from_message
-from paceline.rpc.messages import format_from_message, format_to_message
+from paceline.results import Chunk, Completion, Finish, Speculation, Timing
+from paceline.rpc.generation_messages import chunk_from_message, encode_piece, make_request
+from paceline.rpc.model_messages import format_from_message, format_to_message
 from paceline.v1 import generation_pb2
 
 SCHEMA = {"type": "object", "properties": {"née": {"type": "integer"}, "a": {"type": "string"}}}
@@ -138,13 +138,13 @@ def test_forced_tokens_have_their_letter_and_their_count() -> None:
     figures = Speculation(2, 0, 0, [], [], 1.0, forced=3)
     finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0))
     data = encode_piece("id", 0, [1, 2], ["T", "F"], ["a", "b"], finish=finish)
-    piece = piece_from_message(generation_pb2.GenerateResponse.FromString(data))
-    assert piece == Piece("ab", [1, 2], "TF", [1, 1], finish=finish)
+    chunk = chunk_from_message(generation_pb2.GenerateResponse.FromString(data))
+    assert chunk == Chunk("ab", [1, 2], "TF", [1, 1], finish=finish)
 
 
-def test_a_thought_comes_apart_with_its_count() -> None:
+def test_reasoning_comes_apart_with_its_count() -> None:
     figures = Speculation(2, 0, 0, [], [], 1.0)
     finish = Finish("stop", 5, 0, 4, 7, figures, Timing(1, 2, 0, 1, 0, 0), reasoning_tokens=3)
     data = encode_piece("id", 0, [1, 2], ["T", "A"], ["", "b"], finish=finish, reasoning="Hm.")
-    piece = piece_from_message(generation_pb2.GenerateResponse.FromString(data))
-    assert piece == Piece("b", [1, 2], "TA", [0, 1], finish=finish, reasoning="Hm.")
+    chunk = chunk_from_message(generation_pb2.GenerateResponse.FromString(data))
+    assert chunk == Chunk("b", [1, 2], "TA", [0, 1], finish=finish, reasoning="Hm.")

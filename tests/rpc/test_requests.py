@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.infill import Infill
-from paceline.rpc.generation import make_detokenize_request, make_request, make_tokenize_request
+from paceline.infill_prompt import Infill
+from paceline.rpc.generation_messages import make_detokenize_request, make_request, make_tokenize_request
 from paceline.v1 import generation_pb2
 
 HELLO = {"role": "user", "content": "hello"}

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from paceline.rpc.server import LIVE, Server
+from paceline.rpc.health import LIVE
+from paceline.rpc.server import Server
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 

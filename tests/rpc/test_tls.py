@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.config import CoordinatorSettings
 from gateway.config import GatewaySettings
+from paceline import reloaded
 from paceline.client import AsyncClient, Client
 from paceline.errors import ConfigError, PacelineError, Unavailable
-from paceline.rpc import tls
 from paceline.rpc.channel import NO_TLS, ReloadingChannel, open_channel
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import Server
@@ -41,7 +41,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(autouse=True)
 def look_at_each_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reloaded, "LOOK_INTERVAL_S", 0.0)
 
 
 @pytest.fixture

@@ -26,6 +26,13 @@ def target_server(host: Host) -> HostedService:
     return host.start("target_server", *TINY)
 
 
+@pytest.fixture
+def target(target_server: HostedService) -> Iterator[RawSession]:
+    session = RawSession(target_server)
+    yield session
+    session.close()
+
+
 @pytest.fixture(scope="session")
 def uncached_draft_server(host: Host) -> HostedService:
     return host.start("draft_server", *TINY, "--no-prefix-caching")
@@ -38,7 +45,7 @@ def uncached_target_server(host: Host) -> HostedService:
 
 @pytest.fixture(scope="session")
 def parallel_draft_server(host: Host) -> HostedService:
-    """Proposes all tokens in one forward. Of a prompt of 200 tokens the last of four rows that draft is in a step alone."""
+    """Proposes all tokens in one forward pass. Of a prompt of 200 tokens the last of four rows that draft is in a step alone."""
     return host.start("draft_server", *PARALLEL_DRAFT, "--max-num-batched-tokens", "101")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from paceline.rpc.channel import CLIENT_OPTIONS
-from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
+from paceline.v1 import model_pb2, model_pb2_grpc, propose_pb2
 from tests.hosted import HostedService
 from tests.services import Service
 
@@ -19,15 +19,11 @@ class RawSession:
     """Talks to one model server. Not for use by several threads."""
 
     def __init__(self, service: Service | HostedService) -> None:
-        is_draft = service.module == "draft_server"
-        messages: Any = draft_pb2 if is_draft else target_pb2
-        self._request = messages.DraftRequest if is_draft else messages.TargetRequest
-        self._command = messages.DraftCommand if is_draft else messages.TargetCommand
         self.channel = grpc.insecure_channel(service.address, options=CLIENT_OPTIONS)
-        self.stub: Any = (draft_pb2_grpc.DraftStub if is_draft else target_pb2_grpc.TargetStub)(self.channel)
+        self.stub: Any = model_pb2_grpc.ModelStub(self.channel)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call = self.stub.Session(iter(self._requests.get, None), timeout=TIMEOUT_S)
-        self.hello = next(self._call).hello
+        self.session_info = next(self._call).session_info
         self._command_ids = itertools.count(1)
         self._sequence_ids = itertools.count(1)
         self._answers: dict[int, Any] = {}
@@ -39,7 +35,7 @@ class RawSession:
         self._requests.put(None)
         self.channel.close()
 
-    def describe(self) -> model_pb2.ModelCard:
+    def describe(self) -> model_pb2.ModelInfo:
         return self.stub.Describe(model_pb2.DescribeModelRequest())
 
     def send(self, sequence_id: int, *fills: Callable[[Any], None]) -> list[int]:
@@ -48,7 +44,7 @@ class RawSession:
 
     def send_together(self, commands: list[tuple[int, Callable[[Any], None]]]) -> list[int]:
         """Sends commands for several sequences in one message; returns their ids."""
-        request = self._request()
+        request = model_pb2.SessionRequest()
         for sequence_id, fill in commands:
             fill(request.commands.add(command_id=next(self._command_ids), sequence_id=sequence_id))
         self._requests.put(request)
@@ -71,15 +67,15 @@ class RawSession:
 
     def need(self, num_generations: int, reserved_tokens: int) -> None:
         """Says what this client's generations need."""
-        demand = model_pb2.Demand(num_generations=num_generations, reserved_tokens=reserved_tokens)
-        self._requests.put(self._request(demand=demand))
+        reservation = model_pb2.Reservation(num_generations=num_generations, reserved_tokens=reserved_tokens)
+        self._requests.put(model_pb2.SessionRequest(reservation=reservation))
 
     def share(self, target_vocab_size: int, draft_token_ids: Iterable[int], target_token_ids: Iterable[int]) -> None:
         """Says what the target's vocabulary has in common with the draft model's."""
-        vocabulary = draft_pb2.SharedVocabulary(
+        vocabulary = propose_pb2.SharedVocabulary(
             target_vocab_size=target_vocab_size, draft_token_ids=draft_token_ids, target_token_ids=target_token_ids
         )
-        self._requests.put(self._request(vocabulary=vocabulary))
+        self._requests.put(model_pb2.SessionRequest(vocabulary=vocabulary))
 
     def ask(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
         """Sends one command and waits."""
@@ -92,7 +88,7 @@ class RawSession:
         """Opens a sequence; returns its id."""
         sequence_id = self.next_sequence_id()
         answer = self.ask(sequence_id, opening(temperature, seed))
-        assert answer.WhichOneof("answer") == "opened", answer
+        assert answer.WhichOneof("answer") == "open_ack", answer
         return sequence_id
 
     def responses(self) -> Iterator[Any]:
@@ -147,12 +143,12 @@ def release(command: Any) -> None:
 
 
 def substance_of(answer: Any) -> Any:
-    """A verdict or proposal without what the server's state and speed say in it."""
+    """A verify_result or proposal without what the server's state and speed say in it."""
     kind = answer.WhichOneof("answer")
-    assert kind in ("verdict", "proposal"), answer
+    assert kind in ("verify_result", "proposal"), answer
     substance = type(getattr(answer, kind))()
     substance.CopyFrom(getattr(answer, kind))
     substance.ClearField("queued_us")
-    substance.ClearField("computed_us")
+    substance.ClearField("compute_us")
     substance.ClearField("cached_tokens")
     return substance

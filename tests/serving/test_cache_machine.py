@@ -51,16 +51,14 @@ class CacheMachine(RuleBasedStateMachine):
     def some_sequence(self) -> int:
         return self.random.choice(list(self.held))
 
-    def work(self, position: int, tail: list[int], drafts: list[int]) -> Any:
-        if self.service.module == "draft_server":
+    def proposes(self) -> bool:
+        """Whether the next command is a Propose. A target server executes both kinds."""
+        return self.service.module == "draft_server" or self.random.random() < 0.4
+
+    def work(self, position: int, tail: list[int], drafts: list[int], proposes: bool | None = None) -> Any:
+        if self.proposes() if proposes is None else proposes:
             return propose(position, tail, max(1, len(drafts)))
         return verify(position, tail, drafts, support=[1, 2, 3, 5, 8])
-
-    def fed(self, tail: list[int], drafts: list[int], answer: Any) -> list[int]:
-        """What the command added to the cache."""
-        if self.service.module == "draft_server":
-            return tail + list(answer.proposal.tokens)[:-1]
-        return tail + drafts
 
     @rule()
     def open(self) -> None:
@@ -88,13 +86,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.feed_and_compare(sequence, tail, self.tokens(num_drafts))
 
     def feed_and_compare(self, sequence: int, tail: list[int], drafts: list[int]) -> None:
-        held = self.held[sequence]
-        answer = self.session.ask(sequence, self.work(len(held), tail, drafts))
+        held, proposes = self.held[sequence], self.proposes()
+        answer = self.session.ask(sequence, self.work(len(held), tail, drafts, proposes))
         fresh = self.oracle.open()
-        expected = self.oracle.ask(fresh, self.work(0, held + tail, drafts))
+        expected = self.oracle.ask(fresh, self.work(0, held + tail, drafts, proposes))
         self.oracle.send(fresh, release)
         assert substance_of(answer) == substance_of(expected)
-        self.held[sequence] = held + self.fed(tail, drafts, answer)
+        self.held[sequence] = held + tail + (list(answer.proposal.tokens)[:-1] if proposes else drafts)
 
     @precondition(lambda self: self.held)
     @rule()
@@ -161,8 +159,11 @@ class CacheMachine(RuleBasedStateMachine):
         """
         deadline_s = time.monotonic() + 10
         while True:
-            card = self.session.describe()
-            used, (fewest, most) = card.total_blocks - card.free_blocks, self.blocks_held(card.block_size)
+            model_info = self.session.describe()
+            used, (fewest, most) = (
+                model_info.total_blocks - model_info.free_blocks,
+                self.blocks_held(model_info.block_size),
+            )
             if fewest <= used <= most:
                 return
             # A Release is not answered; it takes effect at the next engine step.

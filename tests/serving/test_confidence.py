@@ -15,16 +15,16 @@ PROMPT = [3, 1, 4, 1, 5]
 SAMPLED, GREEDY, COUPLED = 1, 2, 3
 
 
-def stopping(least_confidence: float, draft_mode: int) -> Callable[[Any], None]:
+def stopping(min_probability: float, draft_mode: int) -> Callable[[Any], None]:
     def fill(command: Any) -> None:
         propose(0, PROMPT, MOST, draft_mode)(command)
-        command.propose.least_confidence = least_confidence
+        command.propose.min_probability = min_probability
 
     return fill
 
 
-def drafted(draft: RawSession, least_confidence: float, draft_mode: int, temperature: float) -> Any:
-    answer = draft.ask(draft.open(temperature), stopping(least_confidence, draft_mode))
+def drafted(draft: RawSession, min_probability: float, draft_mode: int, temperature: float) -> Any:
+    answer = draft.ask(draft.open(temperature), stopping(min_probability, draft_mode))
     assert answer.WhichOneof("answer") == "proposal", answer
     return answer.proposal
 
@@ -52,4 +52,4 @@ def test_a_sampled_token_that_ends_the_draft_is_sent_with_its_distribution(draft
 
 def test_a_confidence_above_1_is_refused(draft: RawSession) -> None:
     answer = draft.ask(draft.open(), stopping(1.5, GREEDY))
-    assert answer.failure.status.message == "least_confidence is 1.5; it must be in [0, 1]"
+    assert answer.failure.status.message == "min_probability is 1.5; it must be in [0, 1]"

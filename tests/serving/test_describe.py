@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from target_server.servicer import TargetServicer
+from paceline.serving.servicer import ModelServicer
 
 TIMES = [(1, 0.01), (2, 0.02)]
 
@@ -32,8 +32,8 @@ class Measurements:
         return result
 
 
-def servicer_of(measurements: Measurements) -> TargetServicer:
-    servicer = object.__new__(TargetServicer)
+def servicer_of(measurements: Measurements) -> ModelServicer:
+    servicer = object.__new__(ModelServicer)
     servicer._forward_times = None
     servicer._engine = cast(Any, SimpleNamespace(worker=measurements, measure_forward_times=measurements.measure))
     return servicer

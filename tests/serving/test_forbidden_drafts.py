@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.formats import make_grammar
-from paceline.formats import OutputFormat
+from coordinator.format_grammars import make_grammar
+from paceline.output_format import OutputFormat
 from tests.hosted import Host
 from tests.serving.raw_session import RawSession, opening, substance_of, verify
 from tests.thinking import make_backend, write_thinking_model
@@ -40,7 +40,7 @@ def ask(target: RawSession, drafts: str, rule: int, banned: str = "") -> Any:
         command.open.sampling.banned_token_ids.extend(ids(banned))
 
     sequence = target.next_sequence_id()
-    assert target.ask(sequence, begin).WhichOneof("answer") == "opened"
+    assert target.ask(sequence, begin).WhichOneof("answer") == "open_ack"
     return substance_of(target.ask(sequence, verify(0, PROMPT, ids(drafts), rule=rule)))
 
 
@@ -60,5 +60,7 @@ def test_a_forbidden_draft_is_rejected(target: RawSession, drafts: str, num_allo
 
 def test_no_dead_end_is_behind_a_forbidden_draft(target: RawSession) -> None:
     # Between them nothing but "n" is allowed.
-    dead_ends = [ask(target, drafts, REJECTION, banned="n") for drafts in ("one", "oxx", "xo")]
-    assert [each.dead_end if each.HasField("dead_end") else None for each in dead_ends] == [1, 1, None]
+    first_invalid = [ask(target, drafts, REJECTION, banned="n") for drafts in ("one", "oxx", "xo")]
+    assert [
+        each.first_invalid_position if each.HasField("first_invalid_position") else None for each in first_invalid
+    ] == [1, 1, None]

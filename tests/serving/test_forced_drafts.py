@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.formats import make_grammar
-from paceline.formats import OutputFormat
-from paceline.v1 import draft_pb2, sampling_pb2
+from coordinator.format_grammars import make_grammar
+from paceline.output_format import OutputFormat
+from paceline.v1 import propose_pb2, sampling_pb2
 from tests.hosted import Host
 from tests.serving.raw_session import RawSession, opening, propose, substance_of
 from tests.thinking import make_backend, write_thinking_model
@@ -43,10 +43,10 @@ def ask(draft: RawSession, mode: str, max_choices: int, num_draft_tokens: int = 
 
     def fill(command: Any) -> None:
         propose(0, PROMPT, num_draft_tokens, draft_mode)(command)
-        command.propose.MergeFrom(draft_pb2.Propose(max_choices=max_choices, **fields))
+        command.propose.MergeFrom(propose_pb2.Propose(max_choices=max_choices, **fields))
 
     sequence = draft.next_sequence_id()
-    assert draft.ask(sequence, begin).WhichOneof("answer") == "opened"
+    assert draft.ask(sequence, begin).WhichOneof("answer") == "open_ack"
     return substance_of(draft.ask(sequence, fill))
 
 
@@ -71,7 +71,7 @@ def test_what_is_forced_does_not_exceed_the_tokens_asked_for(draft: RawSession, 
 
 
 def test_forced_tokens_are_certain(draft: RawSession) -> None:
-    proposal = ask(draft, "sampled", 2, least_confidence=1e-30)
+    proposal = ask(draft, "sampled", 2, min_probability=1e-30)
     probs, sizes = np.frombuffer(proposal.support_probs, "<f4"), list(proposal.support_sizes)
     ends = np.cumsum(sizes)
     assert (len(proposal.tokens), sizes[1:4]) == (5, [1, 1, 1])
@@ -84,7 +84,7 @@ def test_forced_tokens_are_certain(draft: RawSession) -> None:
 
 def test_forced_tokens_leave_the_smoothed_entropy(draft: RawSession) -> None:
     rule = sampling_pb2.EntropyAdaptive(bounds=sampling_pb2.Bounds(min=1, max=8), ema_beta=0.5)
-    proposal = ask(draft, "greedy", 2, entropy_stop=draft_pb2.EntropyStop(rule=rule))
+    proposal = ask(draft, "greedy", 2, entropy_stop=propose_pb2.EntropyStop(rule=rule))
     entropies, emas = (np.frombuffer(each, "<f4").tolist() for each in (proposal.entropies, proposal.entropy_emas))
     assert entropies[1:4] == [0.0] * 3
     assert emas[1:4] == [emas[0]] * 3

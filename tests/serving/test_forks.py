@@ -1,23 +1,12 @@
 """A fork shares its parent's cache up to a length, in the order of the parent's commands, and nobody's answer changes."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.hosted import HostedService
 from tests.serving.raw_session import RawSession, opening, release, substance_of, truncate, verify
 
 MATCH = 1
 # The blocks of the servers hold 16 tokens each: the last of these three is half full.
 PROMPT = [(7 * index) % 500 for index in range(40)]
-
-
-@pytest.fixture
-def target(target_server: HostedService) -> Iterator[RawSession]:
-    session = RawSession(target_server)
-    yield session
-    session.close()
 
 
 def fork(parent: int, length: int) -> Any:
@@ -60,7 +49,7 @@ def test_a_fork_waits_for_its_parents_commands_and_its_own_wait_for_it(target: R
     ])  # fmt: skip
     assert substance_of(target.answer(ids[3])) == fresh(target, [*long[:190], 5])
     assert substance_of(target.answer(ids[4])) == fresh(target, [*long[:200], 6])
-    assert target.ask(parent, verify(100, [1], rule=MATCH)).WhichOneof("answer") == "verdict"
+    assert target.ask(parent, verify(100, [1], rule=MATCH)).WhichOneof("answer") == "verify_result"
 
 
 def test_bad_forks_are_refused_by_field_and_range(target: RawSession) -> None:
@@ -72,7 +61,7 @@ def test_bad_forks_are_refused_by_field_and_range(target: RawSession) -> None:
     # Refused until it is set right, as after any failure.
     assert "earlier command" in target.ask(forked, verify(0, [1], rule=MATCH)).failure.status.message
     target.send(forked, truncate(0))
-    assert target.ask(forked, verify(0, [1], rule=MATCH)).WhichOneof("answer") == "verdict"
+    assert target.ask(forked, verify(0, [1], rule=MATCH)).WhichOneof("answer") == "verify_result"
     assert "must be a sequence's first command" in target.ask(forked, fork(parent, 3)).failure.status.message
     for unknown in (9999, parent):
         message = target.ask(unknown if unknown == parent else target.open(), fork(unknown, 1)).failure.status.message
@@ -99,7 +88,7 @@ def test_a_long_chain_of_waiting_forks_runs(target: RawSession) -> None:
     ids = target.send_together(chain)
     last = target.ask(parent + 1500, verify(50, [3], rule=MATCH))
     assert substance_of(last) == fresh_behind(target, parent + 1501, [*(PROMPT * 6)[:50], 3])
-    assert target.answer(ids[0]).WhichOneof("answer") == "verdict"
+    assert target.answer(ids[0]).WhichOneof("answer") == "verify_result"
 
 
 def fresh_behind(target: RawSession, sequence: int, tokens: list[int]) -> Any:

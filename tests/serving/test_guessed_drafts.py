@@ -120,15 +120,15 @@ def test_penalties_count_the_guesses_before_a_draft(draft: RawSession, name: str
 
 
 @pytest.mark.parametrize("name", GUESSES)
-@pytest.mark.parametrize("least_confidence", [0.5, 1e-6, 1e-12])
-def test_an_unsure_draft_stops_at_the_same_token(draft: RawSession, name: str, least_confidence: float) -> None:
+@pytest.mark.parametrize("min_probability", [0.5, 1e-6, 1e-12])
+def test_an_unsure_draft_stops_at_the_same_token(draft: RawSession, name: str, min_probability: float) -> None:
     whole = list(ask(draft, "sampled").tokens)
     found = []
     for guess in ((), GUESSES[name](whole)):
 
         def fill(command: Any, guess: Sequence[int] = guess) -> None:
             guessing(guess, SAMPLED)(command)
-            command.propose.least_confidence = least_confidence
+            command.propose.min_probability = min_probability
 
         found.append(substance_of(draft.ask(draft.open(), fill)))
     assert found[1] == found[0]

@@ -12,14 +12,14 @@ from tests.serving.test_guessed_drafts import GUESSES, MODES, ask
 NUM_FIRST, NUM_DRAFTS, EOS = 64, 6, 0
 # Each with other tokens that the head does not know.
 CONTEXTS = [[3, 100 + start, 4, 300 + start, 5, 100 + start] for start in range(6)]
-FLAGS = [*SMALL_FLAGS]
-# Its int8 rows are multiplied by our kernels on any processor.
-FLAGS[FLAGS.index("float32")], FLAGS[FLAGS.index("none")] = "bfloat16", "int8"
 
 
-@pytest.fixture(scope="module")
-def draft(host: Host) -> Iterator[RawSession]:
-    server = host.start("draft_server", "--model", "dummy:tiny", *FLAGS, f"PACELINE_DRAFT_VOCAB_SIZE={NUM_FIRST}")
+# Rows that are copied as they are, and rows that are made anew: each kind is multiplied by one kernel in any batch.
+@pytest.fixture(scope="module", params=["int4", "none"])
+def draft(request: pytest.FixtureRequest, host: Host) -> Iterator[RawSession]:
+    flags = [*SMALL_FLAGS]
+    flags[flags.index("float32")], flags[flags.index("none")] = "bfloat16", request.param
+    server = host.start("draft_server", "--model", "dummy:tiny", *flags, f"PACELINE_DRAFT_VOCAB_SIZE={NUM_FIRST}")
     session = RawSession(server)
     yield session
     session.close()

@@ -1,4 +1,4 @@
-"""Drafts from one forward are what transformers says at the masks, and leave nothing in the cache."""
+"""Drafts from one forward pass are what transformers says at the masks, and leave nothing in the cache."""
 
 from collections.abc import Iterator
 

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import SMALL_FLAGS
 from tests.end_to_end.test_recurrent import write_pair
 from tests.hosted import Host
-from tests.serving.raw_session import RawSession, substance_of, truncate, verify
+from tests.serving.raw_session import RawSession, propose, substance_of, truncate, verify
 
 FAILED_PRECONDITION = 9
 PROMPT = [number % 90 for number in range(60)]
@@ -49,6 +49,15 @@ def test_an_older_sequence_takes_the_state_of_the_youngest(session: RawSession) 
     assert substance_of(session.ask(youngest, verify(0, PROMPT, DRAFTS))) == expected
     for sequence in (oldest, youngest):
         session.send(sequence, truncate(0))
+
+
+def test_a_recurrent_target_accepts_what_it_proposed(session: RawSession) -> None:
+    sequence = session.open(temperature=0)
+    drafts = list(session.ask(sequence, propose(0, PROMPT, 4)).proposal.tokens)
+    session.send(sequence, truncate(len(PROMPT) - 1))
+    verify_result = session.ask(sequence, verify(len(PROMPT) - 1, PROMPT[-1:], drafts, rule=1)).verify_result
+    assert list(verify_result.tokens)[:-1] == drafts
+    session.send(sequence, truncate(0))
 
 
 def test_a_truncate_below_the_log_may_leave_less(session: RawSession) -> None:

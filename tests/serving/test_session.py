@@ -4,11 +4,13 @@ import os
 import queue
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.rpc.model_messages import PROTOCOL_VERSION
 from paceline.v1 import model_pb2
 from tests.conftest import TINY
 from tests.hosted import Host, HostedService
@@ -19,11 +21,9 @@ MATCH = 1
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-@pytest.fixture
-def target(target_server: HostedService):
-    session = RawSession(target_server)
-    yield session
-    session.close()
+def one_support_too_many(command: Any) -> None:
+    verify(0, [1], [2], support=[3])(command)
+    command.verify.support_sizes.append(1)
 
 
 def failure_of(answer) -> tuple[str, str]:
@@ -33,22 +33,42 @@ def failure_of(answer) -> tuple[str, str]:
 
 def wait_until_all_free(session: RawSession) -> None:
     for _ in range(1000):
-        card = session.describe()
-        if card.free_blocks == card.total_blocks:
+        model_info = session.describe()
+        if model_info.free_blocks == model_info.total_blocks:
             return
         time.sleep(0.01)
-    raise AssertionError(f"{card.free_blocks} of {card.total_blocks} blocks are free")
+    raise AssertionError(f"{model_info.free_blocks} of {model_info.total_blocks} blocks are free")
 
 
 def test_hello_comes_first_and_names_the_instance(target: RawSession) -> None:
-    assert target.hello.session_id
-    assert target.hello.instance_id == target.describe().instance_id
+    assert target.session_info.session_id
+    assert target.session_info.instance_id == target.describe().instance_id
 
 
 def test_servers_on_the_same_cores_name_the_same_devices(target: RawSession, draft: RawSession) -> None:
     ids = list(target.describe().device_ids)
     assert len(ids) == len(os.sched_getaffinity(0))
     assert ids == list(draft.describe().device_ids)
+
+
+def test_drafts_without_supports_are_answered_by_match_before_those_with(target: RawSession) -> None:
+    """Each part as if there were no other."""
+
+    def mixed(command: Any) -> None:
+        verify(0, [1, 2, 3], [4, 5], rule=MATCH)(command)
+        verify(0, [], [6, 7], support=[8, 9])(command)
+
+    tail, looked_up = [1, 2, 3], [4, 5]
+    verify_result = target.ask(target.open(), mixed).verify_result
+    matched = target.ask(target.open(), verify(0, tail, looked_up, rule=MATCH)).verify_result
+    assert list(verify_result.tokens)[:2] == list(matched.tokens)[:2]
+    assert (len(verify_result.tokens), len(verify_result.outside_tokens)) == (3, 2)
+    # Where a round begins is a part of its noise, and not of p.
+    weighed = target.ask(target.open(), verify(0, [*tail, *looked_up], [6, 7], support=[8, 9])).verify_result
+    assert (verify_result.support_probs, verify_result.outside_masses) == (
+        weighed.support_probs,
+        weighed.outside_masses,
+    )
 
 
 def test_a_gap_in_positions_is_refused_with_both_numbers(target: RawSession) -> None:
@@ -84,6 +104,7 @@ def test_an_open_without_a_seed_is_refused_by_name(target: RawSession) -> None:
         (verify(0, [1], [600], rule=MATCH), ["draft_tokens is 600", "[0, 512)"]),
         (verify(0, []), ["tail_tokens", "at least one"]),
         (verify(0, [1], [2] * 17, rule=MATCH), ["draft_tokens", "at most 16"]),
+        (one_support_too_many, ["support_sizes is '2 sizes'", "at most one for each of 1 drafts"]),
         (verify(0, [1], rule=0), ["rule is 0", "match, rejection"]),
         (verify(0, [1] * 513), ["513 tokens", "maximum is 512"]),
     ],
@@ -156,7 +177,7 @@ def test_the_end_of_a_stream_releases_all_it_opened(target_server: HostedService
 def test_unary_truncate_and_release_name_the_session(target: RawSession) -> None:
     sequence = target.open()
     target.ask(sequence, verify(0, [1] * 40))
-    named = {"session_id": target.hello.session_id, "sequence_id": sequence}
+    named = {"session_id": target.session_info.session_id, "sequence_id": sequence}
     assert target.stub.Truncate(model_pb2.TruncateRequest(**named, length=7)).cache_length == 7
     with pytest.raises(grpc.RpcError) as caught:
         target.stub.Truncate(model_pb2.TruncateRequest(**named, length=8))
@@ -170,7 +191,7 @@ def test_unary_truncate_and_release_name_the_session(target: RawSession) -> None
 def test_garbage_ends_only_its_own_stream(target_server: HostedService, target: RawSession) -> None:
     with grpc.insecure_channel(target_server.address) as channel:
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = channel.stream_stream("/paceline.v1.Target/Session")(iter(requests.get, None))
+        call = channel.stream_stream("/paceline.v1.Model/Session")(iter(requests.get, None))
         next(call)
         requests.put(b"\xff\xff\xff")
         with pytest.raises(grpc.RpcError) as caught:
@@ -178,10 +199,10 @@ def test_garbage_ends_only_its_own_stream(target_server: HostedService, target: 
             list(call)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         requests.put(None)
-    assert target.ask(target.open(), verify(0, [1])).WhichOneof("answer") == "verdict"
+    assert target.ask(target.open(), verify(0, [1])).WhichOneof("answer") == "verify_result"
 
 
-def test_without_room_the_youngest_idle_sequence_is_evicted(host: Host) -> None:
+def test_without_room_the_youngest_idle_sequence_is_preempted(host: Host) -> None:
     ten_blocks = str(10 * 16 * 512)
     session = RawSession(host.start("target_server", *TINY, "--kv-cache-memory", ten_blocks))
     old, young = session.open(), session.open()
@@ -191,26 +212,38 @@ def test_without_room_the_youngest_idle_sequence_is_evicted(host: Host) -> None:
     answer = session.ask(young, verify(64, [2]))
     assert failure_of(answer)[0] == "FAILED_PRECONDITION"
     assert answer.failure.cache_length == 0
-    assert session.ask(old, verify(104, [1])).WhichOneof("answer") == "verdict"
+    assert session.ask(old, verify(104, [1])).WhichOneof("answer") == "verify_result"
     session.close()
 
 
 def test_describe_and_health(target_server: HostedService, target: RawSession) -> None:
-    card = target.describe()
-    assert (card.name, card.dtype, card.vocab_size, card.block_size) == ("dummy:tiny", "float32", 512, 16)
-    assert card.max_model_len == 512
-    assert list(card.eos_token_ids) == [0]
-    assert card.batch_invariant
+    model_info = target.describe()
+    assert (model_info.name, model_info.dtype, model_info.vocab_size, model_info.block_size) == (
+        "dummy:tiny",
+        "float32",
+        512,
+        16,
+    )
+    assert model_info.max_model_len == 512
+    assert list(model_info.eos_token_ids) == [0]
+    assert model_info.batch_invariant
     health = health_pb2_grpc.HealthStub(target.channel)
-    for name in ("", "paceline.v1.Target"):
+    for name in ("", "paceline.v1.Model"):
         status = health.Check(health_pb2.HealthCheckRequest(service=name)).status
         assert status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize("service", ["Draft", "Target"])
+def test_a_coordinator_of_an_older_protocol_is_told_the_version(target: RawSession, service: str) -> None:
+    """It asks a service of before, and itself names both versions."""
+    answer = target.channel.unary_unary(f"/paceline.v1.{service}/Describe")(b"")
+    assert model_pb2.ModelInfo.FromString(answer) == model_pb2.ModelInfo(protocol_version=PROTOCOL_VERSION)
+
+
 def test_the_tokenizer_streams_whole_files(target: RawSession) -> None:
     files: dict[str, bytes] = {}
-    for piece in target.stub.Tokenizer(model_pb2.TokenizerRequest()):
-        files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
+    for chunk in target.stub.Tokenizer(model_pb2.TokenizerRequest()):
+        files[chunk.file_name] = files.get(chunk.file_name, b"") + chunk.data
     assert b'"t511"' in files["tokenizer.json"]
 
 
@@ -224,7 +257,7 @@ def test_sigterm_answers_what_was_sent_and_ends_the_stream(tmp_path: Path) -> No
         session.answer(ids[0])
         service.process.terminate()
         for command_id in ids[1:]:
-            assert session.answer(command_id).WhichOneof("answer") == "verdict"
+            assert session.answer(command_id).WhichOneof("answer") == "verify_result"
         session.send_together([(sequence, release) for sequence in sequences])
         assert not any(response.answers for response in session.responses())
         assert service.process.wait(timeout=30) == 0

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from paceline.rpc.channel import MAX_COMMANDS
-from paceline.v1 import draft_pb2, model_pb2, target_pb2
+from paceline.v1 import model_pb2
 from tests.conftest import TINY
 from tests.hosted import Host, HostedService
 from tests.services import running, spawn_service
@@ -49,15 +49,15 @@ def failure(answer: Any) -> Any:
 def wait_for_blocks_in_use(session: RawSession, expected: int) -> None:
     """What needs no answer takes effect at the next engine step."""
     deadline_s = time.monotonic() + 20
-    while (used := (card := session.describe()).total_blocks - card.free_blocks) != expected:
+    while (used := (model_info := session.describe()).total_blocks - model_info.free_blocks) != expected:
         assert time.monotonic() < deadline_s, f"{used} blocks are in use, not {expected}"
         time.sleep(0.005)
 
 
 def test_sessions_have_names_of_their_own_and_the_process_has_one(session: RawSession, service: HostedService) -> None:
     other = RawSession(service)
-    assert session.hello.session_id != other.hello.session_id
-    assert session.hello.instance_id == other.hello.instance_id
+    assert session.session_info.session_id != other.session_info.session_id
+    assert session.session_info.instance_id == other.session_info.instance_id
     other.close()
 
 
@@ -135,9 +135,8 @@ def test_the_end_of_a_stream_frees_all_its_blocks_and_no_others(
     session.ask(mine, work(service, 0, [5] * 20))
     if how == "garbage":
         # Without serializers grpc sends bytes as they are.
-        path = f"/paceline.v1.{service.module.removesuffix('_server').title()}/Session"
         with grpc.insecure_channel(service.address) as channel:
-            call = channel.stream_stream(path)(garbage_after_work(service))
+            call = channel.stream_stream("/paceline.v1.Model/Session")(garbage_after_work(service))
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -156,7 +155,7 @@ def test_the_end_of_a_stream_frees_all_its_blocks_and_no_others(
 
 def garbage_after_work(service: HostedService) -> Iterator[bytes]:
     """A sequence with a cache, and then bytes that are no message."""
-    request: Any = draft_pb2.DraftRequest() if service.module == "draft_server" else target_pb2.TargetRequest()
+    request = model_pb2.SessionRequest()
     opening()(request.commands.add(command_id=1, sequence_id=1))
     work(service, 0, [5] * 100)(request.commands.add(command_id=2, sequence_id=1))
     yield request.SerializeToString()
@@ -167,7 +166,7 @@ def test_a_unary_truncate_heals_a_failed_sequence(session: RawSession, service: 
     sequence = session.open()
     session.ask(sequence, work(service, 0, [5] * 40))
     failure(session.ask(sequence, work(service, 7, [6])))
-    names = {"session_id": session.hello.session_id, "sequence_id": sequence}
+    names = {"session_id": session.session_info.session_id, "sequence_id": sequence}
     assert session.stub.Truncate(model_pb2.TruncateRequest(**names, length=17)).cache_length == 17
     assert session.ask(sequence, work(service, 17, [6])).WhichOneof("answer") != "failure"
     wait_for_blocks_in_use(session, 2)
@@ -223,9 +222,9 @@ def test_without_min_tokens_no_token_is_banned_wherever_the_prompt_ends(
         command.open.sampling.stop_token_ids.append(9)
 
     sequence = 10**6
-    assert session.ask(sequence, only).WhichOneof("answer") == "opened"
+    assert session.ask(sequence, only).WhichOneof("answer") == "open_ack"
     answer = session.ask(sequence, work(service, 0, [5, 6]))
-    tokens = answer.proposal.tokens if service.module == "draft_server" else answer.verdict.tokens
+    tokens = answer.proposal.tokens if service.module == "draft_server" else answer.verify_result.tokens
     assert list(tokens) == [9], answer
 
 
@@ -256,7 +255,7 @@ def crowded(host: Host) -> Iterator[tuple[RawSession, RawSession]]:
         session.close()
 
 
-def test_without_room_the_youngest_idle_sequence_of_any_stream_is_evicted(
+def test_without_room_the_youngest_idle_sequence_of_any_stream_is_preempted(
     crowded: tuple[RawSession, RawSession],
 ) -> None:
     ours, theirs = crowded
@@ -265,8 +264,8 @@ def test_without_room_the_youngest_idle_sequence_of_any_stream_is_evicted(
     theirs.ask(youngest, propose(0, [1] * 16, 1))
     # One block more than is free.
     ours.ask(middle, propose(0, [1] * 80, 1))
-    evicted = failure(theirs.ask(youngest, propose(16, [2], 1)))
-    assert (evicted.status.code, evicted.cache_length) == (FAILED_PRECONDITION, 0)
+    preempted = failure(theirs.ask(youngest, propose(16, [2], 1)))
+    assert (preempted.status.code, preempted.cache_length) == (FAILED_PRECONDITION, 0)
     assert ours.ask(middle, truncate(81)).failure.cache_length == 80
     assert ours.ask(oldest, truncate(49)).failure.cache_length == 48
 
@@ -314,11 +313,11 @@ def test_a_server_says_how_many_blocks_are_free_and_how_busy_it_is(session: RawS
     sequence = session.open()
     session.ask(sequence, work(service, 0, [7] * 33))
     deadline_s = time.monotonic() + 20
-    while not (session.load.free_blocks == total - 3 and 0 < session.load.busy < 1):
+    while not (session.load.free_blocks == total - 3 and 0 < session.load.utilization < 1):
         assert time.monotonic() < deadline_s, session.load
         session.receive()
     session.send(sequence, release)
-    while session.load.busy:
+    while session.load.utilization:
         assert time.monotonic() < deadline_s, session.load
         session.receive()
 
@@ -334,7 +333,7 @@ def test_a_server_that_is_told_to_end_says_so_and_lets_sequences_end(tmp_path: P
         for each in (session, idle):
             while not each.load.is_draining:
                 each.receive()
-        assert session.ask(sequence, verify(3, [8])).WhichOneof("answer") == "verdict"
+        assert session.ask(sequence, verify(3, [8])).WhichOneof("answer") == "verify_result"
         assert service.process.poll() is None
         session.send(sequence, release)
         assert service.process.wait(20) == 0

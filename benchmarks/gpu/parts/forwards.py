@@ -4,7 +4,7 @@ from benchmarks.gpu.engines import NUM_DRAFTS, GpuEngine, MakeJob, gpu_engine, o
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.parts.machine import copy_bandwidth
 from benchmarks.gpu.results import Results
-from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE
+from paceline.engine.engine_config import DRAFT_ROLE, TARGET_ROLE
 
 # Name, job, sequences at once, and forwards in the step.
 Kind = tuple[str, MakeJob, int, int]
@@ -23,7 +23,7 @@ def measure(options: Options, results: Results) -> None:
         ("target", options.target, TARGET_ROLE, VERIFYING, {}),
         ("draft int8", options.draft, DRAFT_ROLE, DRAFTING, {"quantization": "int8"}),
         ("draft", options.draft, DRAFT_ROLE, DRAFTING, {}),
-        ("target deterministic", options.target, TARGET_ROLE, VERIFYING, {"deterministic": True}),
+        ("target, batch-invariant", options.target, TARGET_ROLE, VERIFYING, {"batch_invariant": True}),
     ):
         with gpu_engine(options, model, role, **settings) as engine:  # type: ignore[arg-type]
             time_kinds(name, engine, kinds, bandwidth, results)
@@ -39,7 +39,7 @@ def time_kinds(name: str, engine: GpuEngine, kinds: list[Kind], bandwidth: float
             "weights_bytes": model_bytes, "of_reading": of_reading,
         }  # fmt: skip
         results.put(**{f"{name}, {kind}": figures})
-        ratio = "" if of_reading is None else f", a forward {of_reading:.2f} x reading its weights"
+        ratio = "" if of_reading is None else f", a forward pass {of_reading:.2f} x reading its weights"
         print(
             f"{name}, {kind}: {figures['gpu_ms']:.3f} ms on the GPU, {figures['whole_ms']:.3f} ms in all{ratio}",
             flush=True,

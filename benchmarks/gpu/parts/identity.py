@@ -9,7 +9,7 @@ from benchmarks.gpu.deployment import PLAIN, deployed, speculation_of
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
 from paceline.client import Completion
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 TOKENS = 64
 NUM_DRAFTS = 4
@@ -17,18 +17,18 @@ CUDA_GRAPH_MAX_TOKENS = 32
 
 
 def measure(options: Options, results: Results) -> None:
-    for name, deterministic in (("deterministic", True), ("as it is", False)):
-        results.put(**{name: asyncio.run(compare(options, deterministic))})
+    for name, batch_invariant in (("batch_invariant", True), ("as it is", False)):
+        results.put(**{name: asyncio.run(compare(options, batch_invariant))})
 
 
-async def compare(options: Options, deterministic: bool) -> dict[str, float]:
+async def compare(options: Options, batch_invariant: bool) -> dict[str, float]:
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     prompts = [[5 + 3 * index, *range(10, 10 + index % 29)] for index in range(options.count)]
     servers = {
         "model": options.draft,
         **options.servers,
         "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS,
-        "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
     }
     async with deployed(servers, {**servers, "quantization": "int8"}) as now:
         plain = [await now.client.complete(prompt, sampling, PLAIN) for prompt in prompts]
@@ -36,7 +36,7 @@ async def compare(options: Options, deterministic: bool) -> dict[str, float]:
             *(now.client.complete(prompt, sampling, speculation_of(NUM_DRAFTS)) for prompt in prompts)
         )
     differ = sum(one.token_ids != other.token_ids for one, other in zip(plain, speculative, strict=True))
-    print(f"deterministic {deterministic}: {differ} of {len(prompts)} differ", flush=True)
+    print(f"batch_invariant {batch_invariant}: {differ} of {len(prompts)} differ", flush=True)
     return {"differ": differ, "of": len(prompts), "acceptance_rate": acceptance_rate(speculative)}
 
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.deployment import answer, deployed, prompts_of, speculation_of
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 CACHE = {"kv_cache_memory": "4GiB", "cuda_graph_max_tokens": 64}
 # Prompts whose log-probabilities are asked for at once.

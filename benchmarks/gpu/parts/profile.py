@@ -9,7 +9,7 @@ from benchmarks.gpu.clock import gpu_seconds
 from benchmarks.gpu.engines import GpuEngine, MakeJob, gpu_engine, propose, verify
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
-from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE
+from paceline.engine.engine_config import DRAFT_ROLE, TARGET_ROLE
 
 STEPS = 20
 NAME_LENGTH = 90

@@ -1,16 +1,16 @@
-"""The three services: speed by alpha, batch size and k, with a draft that takes a forward a token, and with one forward."""
+"""The three services: speed by alpha, batch size and k, with a draft that takes a forward pass a token, and with one forward pass."""
 
 import asyncio
 import itertools
 from typing import Any
 
-from benchmarks.gpu.deployment import answer, deployed, speculation_of, wire_share
+from benchmarks.gpu.deployment import answer, deployed, rpc_share, speculation_of
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.plot import plot
 from benchmarks.gpu.results import Results
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import MASKS_SUFFIX
-from paceline.speculation import Bounds, DraftLength
+from paceline.speculation_params import Bounds, DraftLength
 from paceline.theory import speedup
 
 ADAPTIVE = Bounds()
@@ -34,7 +34,7 @@ async def sweep(options: Options, results: Results) -> None:
     await sweep_draft(options, results, rows, by_steps, "steps", costs)
     results.put(draft_step_of_forward=costs)
     plot(rows, costs, results.folder / "alpha.png")
-    await sweep_draft(options, results, rows, in_one, "one forward", None)
+    await sweep_draft(options, results, rows, in_one, "one forward pass", None)
 
 
 async def sweep_draft(
@@ -61,11 +61,11 @@ async def measure_point(client: AsyncClient, options: Options, at_once: int, len
     speed, done = await answer(client, options, at_once, speculation_of(length))
     figures = [each.finish.speculation for each in done if each.finish is not None]
     drafts = sum(each.proposed for each in figures) / sum(each.rounds for each in figures)
-    return {"tokens_per_s": speed, "wire": wire_share(done), "drafts_per_round": drafts}
+    return {"tokens_per_s": speed, "rpc": rpc_share(done), "drafts_per_round": drafts}
 
 
 def costs_of(forwards: dict[str, Any]) -> float | None:
-    """Returns a draft step's time in target forwards; None if the forwards were not measured."""
+    """Returns a draft step's time in target forward passes; None if the forward passes were not measured."""
     try:
         return float(forwards["draft int8, four drafts"]["whole_ms"] / 4 / forwards["target, one row"]["whole_ms"])
     except KeyError:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.deployment import answer, deployed, speculation_of, wire_share
+from benchmarks.gpu.deployment import answer, deployed, rpc_share, speculation_of
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
 
@@ -35,7 +35,7 @@ async def speeds(options: Options, has_lock: bool) -> dict[str, Any]:
     async with deployed(target, draft, has_lock) as now, now.with_alpha(ALPHA) as client:
         for at_once in options.sizes[:3]:
             speed, done = await answer(client, options, at_once, speculation_of(NUM_DRAFTS))
-            found[str(at_once)] = {"tokens_per_s": speed, "wire": wire_share(done)}
+            found[str(at_once)] = {"tokens_per_s": speed, "rpc": rpc_share(done)}
             print(f"{'lock' if has_lock else 'no lock'}, {at_once} at once: {speed:.1f} tokens/s", flush=True)
     return found
 

@@ -9,8 +9,8 @@ from benchmarks.peers.protocol import Settings, serve
 from paceline.cli.services import Services
 from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, SpeculationParams
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Bounds, Drafter, SpeculationParams
 
 MODES = {
     "plain": SpeculationParams(enabled=False),

@@ -12,7 +12,7 @@ replays what is missing.
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, StateSpan
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 # Tokens in a log: the accepted drafts of one round, and those of the next.
 LOG_TOKENS = 2 * MAX_DRAFT_TOKENS

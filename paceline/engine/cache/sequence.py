@@ -8,7 +8,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.state_pool import StateSpan
 from paceline.errors import OutOfRange
 from paceline.grammar import Grammar
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from paceline.vocabulary import SharedVocabulary
 
 

@@ -14,17 +14,16 @@ import torch
 
 from paceline.engine.backend import Backend, BatchCheck, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
-from paceline.engine.config import EngineConfig, ModelRole
-from paceline.engine.cpu.batch_invariance import check_batch_invariance, check_forward
+from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
 from paceline.engine.cpu.kernels.processor import pin_workers
-from paceline.engine.cpu.kernels.quantised.instructions import DOT
+from paceline.engine.cpu.kernels.quantized.instructions import DOT
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.modules import CpuModules
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
-from paceline.engine.models.config import ModelConfig, TextConfig
+from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
+from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
@@ -84,9 +83,9 @@ def build_cpu(
     weights_bytes = sum(map(_num_bytes, loaded.tensors.values()))
     block_size = config.block_size or CPU_BLOCK_SIZE
 
-    def fit(block_bytes: int, slot_bytes: int = 0) -> int:
+    def fit(block_bytes: int, slot_bytes: int = 0, logits_bytes: int = 0) -> int:
         cache_bytes = config.kv_cache_memory or CPU_CACHE_BYTES
-        return _fit_cache(cache_bytes, block_bytes, weights_bytes, slot_bytes, block_size)
+        return _fit_cache(cache_bytes, block_bytes, weights_bytes, slot_bytes, block_size, logits_bytes)
 
     build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
     model, num_blocks, run_check = build(config, role, loaded, max_model_len, block_size, fit)
@@ -100,8 +99,8 @@ def build_cpu(
     if is_narrow:
         progress(f"drafts are chosen from the first {num_first:,} tokens and those of their context")
     loaded.drop_pages()
-    if model.is_quantised:
-        progress(f"quantised weights are multiplied with {DOT.name}")
+    if model.is_quantized:
+        progress(f"quantized weights are multiplied with {DOT.name}")
     progress("checking batch invariance")
     check = run_check(block_size)
     attention = model.make_cache(num_blocks, block_size)
@@ -110,7 +109,16 @@ def build_cpu(
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    return Backend(runner, attention.copy_blocks, num_blocks, block_size, check, core_ids(), states=attention.states)
+    return Backend(
+        runner,
+        attention.copy_blocks,
+        num_blocks,
+        block_size,
+        check,
+        core_ids(),
+        model.quantization,
+        states=attention.states,
+    )
 
 
 def _num_bytes(tensor: torch.Tensor | FileTensor | Parts) -> int:
@@ -147,6 +155,10 @@ def _build_modules(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[TextConfig], max_model_len: int, block_size: int,
     fit: Callable[..., int],
 ) -> _Built:  # fmt: skip
+    # Here, because they import torch's compiler, which takes seconds and our own layers do not need.
+    from paceline.engine.cpu.forward_invariance import check_forward
+    from paceline.engine.cpu.modules_model import CpuModules
+
     model = CpuModules(
         loaded.config,
         loaded.tensors,
@@ -156,26 +168,32 @@ def _build_modules(
         config.is_batch_invariant(role),
         CACHE_DTYPES[config.kv_dtype],
     )
-    return model, fit(model.block_bytes(block_size), model.slot_bytes), partial(check_forward, model)
+    num_rows = min(config.max_num_batched_tokens, max_model_len)
+    num_blocks = fit(model.block_bytes(block_size), model.slot_bytes, model.logits_bytes(num_rows))
+    return model, num_blocks, partial(check_forward, model)
 
 
-def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int, slot_bytes: int, block_size: int) -> int:
+def _fit_cache(
+    cache_bytes: int, block_bytes: int, weights_bytes: int, slot_bytes: int, block_size: int, logits_bytes: int = 0
+) -> int:
     """Returns the number of blocks, of `block_size` tokens. Raises ConfigError if they do not fit.
 
-    slot_bytes: of a recurrent state (see `num_slots_for`); 0 if there is none.
+    slot_bytes: of a recurrent state (see `num_slots_for`), 0 if there is none; logits_bytes: of a step that holds them all.
     """
     share = -(-slot_bytes * block_size // SNAPSHOT_TOKENS)
     num_blocks = max(0, cache_bytes - 2 * slot_bytes) // (block_bytes + share)
     num_slots = num_slots_for(num_blocks * block_size)
     states = f", {num_slots} recurrent states of {slot_bytes / 2**20:,.2f} MiB" if slot_bytes else ""
     available = available_bytes()
+    logits = f"logits {logits_bytes / 2**20:,.0f} MiB, " if logits_bytes else ""
     budget = (
         f"weights {weights_bytes / 2**20:,.0f} MiB (loaded), KV cache {cache_bytes / 2**20:,.0f} MiB "
-        f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB{states}), reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "
+        f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB{states}), {logits}reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "
         f"available {available / 2**20:,.0f} MiB"
     )
     if num_blocks < 2:
         raise ConfigError(f"kv_cache_memory is too small for two blocks; budget: {budget}")
-    if cache_bytes + RESERVE_BYTES > available:
-        raise ConfigError(f"not enough memory for the KV cache; lower --kv-cache-memory; budget: {budget}")
+    if cache_bytes + logits_bytes + RESERVE_BYTES > available:
+        options = "--kv-cache-memory or --max-num-batched-tokens" if logits_bytes else "--kv-cache-memory"
+        raise ConfigError(f"not enough memory for the KV cache; lower {options}; budget: {budget}")
     return num_blocks

@@ -16,8 +16,8 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.scalars import tensor_of
-from paceline.engine.cpu.linear import CpuLinear, QuantisedLinear
-from paceline.engine.models.config import UNKNOWN_LOGIT
+from paceline.engine.cpu.linear import CpuLinear, QuantizedLinear
+from paceline.engine.models.model_config import UNKNOWN_LOGIT
 from paceline.engine.scheduling.job import Job
 
 # The default number of first ids, in vocabularies of at least twice as many tokens.
@@ -63,10 +63,10 @@ class ContextRows(ABC):
         """The linear with the rows of these tokens after the first ones, which it has."""
 
 
-class QuantisedRows(ContextRows):
+class QuantizedRows(ContextRows):
     """Copies the blocks of a row as they are."""
 
-    def __init__(self, source: QuantisedLinear, vocab_size: int) -> None:
+    def __init__(self, source: QuantizedLinear, vocab_size: int) -> None:
         super().__init__(vocab_size)
         self._source = source
         # Pages take memory once they are written to.
@@ -115,14 +115,15 @@ class DraftHead(Head):
         linear = self._rows.linear
         return first if linear is None else torch.cat([first, tensor_of(linear(x)).float()], dim=1)
 
-    def to_full_vocab(self, known: torch.Tensor) -> torch.Tensor:
-        """known: of the rows that `hold` was told. A row has the tokens of its own context alone, whatever others have: so a
-        seed gives the same drafts in any batch."""
+    def to_full_vocab(self, known: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """known: the last product's rows from `first` on. A row has the tokens of its own context alone, whatever others
+        have: so a seed gives the same drafts in any batch.
+        """
         computed = known.numpy()
         logits = np.empty((len(computed), self._vocab_size), np.float32)
         logits[:, : self._num_first] = computed[:, : self._num_first]
         logits[:, self._num_first :] = UNKNOWN_LOGIT
-        for row, ids in enumerate(self._contexts):
+        for row, ids in enumerate(self._contexts[first : first + len(computed)]):
             logits[row, ids] = computed[row, self._num_first + self._rows.places[ids]]
         return torch.from_numpy(logits)
 

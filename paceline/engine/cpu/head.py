@@ -10,7 +10,7 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.linear import CpuLinear
-from paceline.engine.models.config import UNKNOWN_LOGIT
+from paceline.engine.models.model_config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
 from paceline.engine.scheduling.job import Job
 
@@ -86,8 +86,8 @@ class Head:
         """x: [num_rows, hidden_size], normed -> [num_rows, head_size] float32."""
         return tensor_of(self.linear(x)).float()
 
-    def to_full_vocab(self, known: torch.Tensor) -> torch.Tensor:
-        """known: [num_rows, head_size] -> [num_rows, vocab_size]."""
+    def to_full_vocab(self, known: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """known: the last product's rows from `first` on, [num_rows, head_size] -> [num_rows, vocab_size]."""
         if self.ids is None:
             return known
         logits = np.full((known.shape[0], self._vocab_size), UNKNOWN_LOGIT, np.float32)

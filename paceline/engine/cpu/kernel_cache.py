@@ -8,18 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, UserProvidedCacheLocator
 
 from paceline import noise
 from paceline.cache_folder import cache_folder
+from paceline.engine.models.gguf import blocks
 from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).parent / "kernels"
 # Sources outside this folder that kernels inline.
-COMPILED_IN = (Path(noise.__file__),)
+COMPILED_IN = (Path(noise.__file__), Path(blocks.__file__))
 # What the user sets (NUMBA_CACHE_DIR).
 _GIVEN = config.CACHE_DIR  # type: ignore[attr-defined]
 
@@ -34,11 +36,14 @@ def kernel_folder() -> Path:
     """Returns a folder in NUMBA_CACHE_DIR, next to the sources, or in `cache_folder`.
 
     Numba only watches a function's own file, so the name has a digest of all files that it may
-    inline. Raises ConfigError for a user without a home.
+    inline. It knows the processor, but not whether the system lets this process use the matrix unit, which is compiled in.
+    Raises ConfigError for a user without a home.
     """
     digest = hashlib.blake2b(digest_size=8)
     for source in (*sorted(KERNELS.rglob("*.py")), *COMPILED_IN):
         digest.update(source.read_bytes())
+    if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
+        digest.update(b"matrix unit")
     if _GIVEN:
         folder = Path(os.path.expanduser(_GIVEN))
     else:

@@ -30,14 +30,14 @@ from paceline.engine.cpu.kernels.products import (
     products_address,
     unpack_weights,
 )
-from paceline.engine.cpu.kernels.quantised.dots import dots_address
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
-from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
-from paceline.engine.cpu.kernels.quantised.unpacking import FOUR_BITS, look_up, round_to_four_bits, unpack_address
+from paceline.engine.cpu.kernels.quantized.dots import dots_address
+from paceline.engine.cpu.kernels.quantized.packing import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
+from paceline.engine.cpu.kernels.quantized.product import QuantizedWeights
+from paceline.engine.cpu.kernels.quantized.unpacking import FOUR_BITS, look_up, round_to_four_bits, unpack_address
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.quantization import in_blocks, quantise
+from paceline.engine.models.quantization import INT8, NO_QUANTIZATION, in_blocks, quantize
 from paceline.engine.models.shapes import Weight
 
 
@@ -47,6 +47,9 @@ class CpuLinear(Protocol):
     Arrays are float32, or bfloat16 as uint16.
     """
 
+    # Of its weights (see `models.quantization`).
+    formats: tuple[str, ...]
+
     def __call__(self, x: Array, residual: Array | None = None) -> Array: ...
 
     def padded(self, num_rows: int) -> int:
@@ -54,7 +57,19 @@ class CpuLinear(Protocol):
         ...
 
 
+class DenseLinear(CpuLinear, Protocol):
+    """A linear layer of any weights that it supports."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None: ...
+
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        """Whether this processor can multiply these weights."""
+        ...
+
+
 class PlainLinear:
+    formats: tuple[str, ...] = (NO_QUANTIZATION,)
     _MIN_ROWS = 8
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -68,14 +83,19 @@ class PlainLinear:
         y = functional.linear(tensor_of(x), self._weight, self._bias)
         return bits_of(y if residual is None else y + tensor_of(residual))
 
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        return True
+
 
 class PackedLinear:
     """Weights in oneDNN's layout, which is faster for few rows."""
 
+    formats: tuple[str, ...] = (NO_QUANTIZATION,)
     # One row alone is a matrix-vector product with another order of summation. Two or three rows give the same result
     # as more, but they are slower than four when the weights come from memory.
     _MIN_ROWS = 4
-    # The row count that the layout is optimised for.
+    # The row count that the layout is optimized for.
     _PACKED_FOR_ROWS = 4
     # Significant binary digits of a padded row count. For each count and shape of weight oneDNN makes a kernel, which
     # takes time and memory. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
@@ -101,11 +121,16 @@ class PackedLinear:
         """Requires AVX-512 or AVX-NE-CONVERT for bfloat16."""
         if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
             return False
-        return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if weight.dtype is not torch.bfloat16:
+            return True
+        # On the matrix unit the library's order of summation depends on the number of rows.
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported() and not bfloat16.has_matrix_unit()
 
 
 class KernelLinear(ABC):
     """A linear layer that can run inside `kernels.decoder`."""
+
+    formats: tuple[str, ...] = (NO_QUANTIZATION,)
 
     def __init__(self, out_features: int) -> None:
         self._out_features = out_features
@@ -170,10 +195,12 @@ class Bfloat16Linear(KernelLinear):
 class Int8Linear(KernelLinear):
     """int8 weights, one scale per output feature; activations rounded to 15 bits, one scale per row."""
 
+    formats: tuple[str, ...] = (INT8,)
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
-        quantised, scale = (each.numpy() for each in quantise(weight))
-        packed, scales = pack_int8(quantised), pad_features(scale)
+        quantized, scale = (each.numpy() for each in quantize(weight))
+        packed, scales = pack_int8(quantized), pad_features(scale)
         bias_row = pad_features(_float_bias(weight, bias))
         self._weights = {
             np.dtype(kind): Int8Weights(packed, scales, bias_row, no_residual(self._out_features, kind))
@@ -186,9 +213,15 @@ class Int8Linear(KernelLinear):
     def weights(self, dtype: np.dtype[Any]) -> Int8Weights:
         return self._weights[dtype]
 
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        return int8.DOT.is_available
+
 
 class DraftInt8Linear(KernelLinear):
     """int8 weights for few rows, which are bound by memory, and bfloat16 for many. Not batch invariant."""
+
+    formats: tuple[str, ...] = (INT8,)
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
@@ -203,11 +236,13 @@ class DraftInt8Linear(KernelLinear):
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
-        return int8.DOT.is_available and MatrixUnitLinear.supports(weight)
+        return Int8Linear.supports(weight) and MatrixUnitLinear.supports(weight)
 
 
 class WideningLinear:
     """Weights that the kernel widens to float32. Activations are not rounded. For any processor."""
+
+    formats: tuple[str, ...] = (NO_QUANTIZATION,)
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features], int8 or bfloat16; scale: [out_features] float32."""
@@ -224,8 +259,14 @@ class WideningLinear:
 
 
 class WideningInt8Linear(WideningLinear):
+    formats: tuple[str, ...] = (INT8,)
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(*quantise(weight), bias)
+        super().__init__(*quantize(weight), bias)
+
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        return True
 
 
 class WideningBfloat16Linear(WideningLinear):
@@ -247,8 +288,8 @@ class WideningBfloat16Linear(WideningLinear):
 BFLOAT16_LINEARS = MatrixUnitLinear | Bfloat16Linear | WideningBfloat16Linear
 
 
-class QuantisedLinear(KernelLinear):
-    """Weights in GGUF's quantized blocks; activations rounded to 8 bits (`kernels.quantised`)."""
+class QuantizedLinear(KernelLinear):
+    """Weights in GGUF's quantized blocks; activations rounded to 8 bits (`kernels.quantized`)."""
 
     def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None, most_bits: int = 8) -> None:
         """Rounds codes of more than `most_bits`, 4 or 8, to Q4_1."""
@@ -263,6 +304,7 @@ class QuantisedLinear(KernelLinear):
         super().__init__(bias.size)
         self._in_features = in_features
         self._formats = formats
+        self.formats = tuple(fmt.name.lower() for fmt in formats)
         # The kernel knows their addresses; this keeps them alive.
         self._packed = packed
         self._parts = np.array([
@@ -271,20 +313,20 @@ class QuantisedLinear(KernelLinear):
         ])  # fmt: skip
         bias_row = pad_features(bias)
         self._weights = {
-            np.dtype(kind): QuantisedWeights(self._parts, bias_row, no_residual(bias.size, kind))
+            np.dtype(kind): QuantizedWeights(self._parts, bias_row, no_residual(bias.size, kind))
             for kind in (np.float32, np.uint16)
         }
 
-    def first(self, num_rows: int) -> "QuantisedLinear":
+    def first(self, num_rows: int) -> "QuantizedLinear":
         """A head's first rows, in the same memory."""
         return self._with_tiles(self._packed[0][: -(-num_rows // WIDTH)], num_rows)
 
-    def empty(self) -> "QuantisedLinear":
+    def empty(self) -> "QuantizedLinear":
         """A head of the same shape and format with weights of 0. Its pages take memory once they are written to."""
         tiles = self._packed[0]
         return self._with_tiles(map_region(tiles.nbytes)[: tiles.nbytes].reshape(tiles.shape), self._out_features)
 
-    def copy_rows(self, source: "QuantisedLinear", ids: Array, places: Array) -> None:
+    def copy_rows(self, source: "QuantizedLinear", ids: Array, places: Array) -> None:
         """Copies rows of a head of the same format, bit for bit: those of `ids` to `places`, both [num_rows]."""
         [fmt], [to], [tiles] = self._formats, self._packed, source._packed
         units = -1, self._in_features // fmt.block_features, fmt.unit_bytes
@@ -294,15 +336,15 @@ class QuantisedLinear(KernelLinear):
         copied = tiles.reshape(units)[old[0][:, None], :, of_row[old[1]]]
         to.reshape(units)[new[0][:, None], :, of_row[new[1]]] = copied
 
-    def _with_tiles(self, tiles: Array, num_rows: int) -> "QuantisedLinear":
-        made = QuantisedLinear.__new__(QuantisedLinear)
+    def _with_tiles(self, tiles: Array, num_rows: int) -> "QuantizedLinear":
+        made = QuantizedLinear.__new__(QuantizedLinear)
         made._set(self._formats, [tiles], self._in_features, np.zeros(num_rows, np.float32))
         return made
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
-    def weights(self, dtype: np.dtype[Any]) -> QuantisedWeights:
+    def weights(self, dtype: np.dtype[Any]) -> QuantizedWeights:
         return self._weights[dtype]
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
@@ -347,6 +389,13 @@ def has_own_kernel(linear: CpuLinear) -> bool:
     return isinstance(linear, KernelLinear | WideningLinear)
 
 
+# By what the weights become, the fastest first. The last one of each runs on any processor.
+LINEARS: dict[str, tuple[type[DenseLinear], ...]] = {
+    NO_QUANTIZATION: (MatrixUnitLinear, Bfloat16Linear, PackedLinear, WideningBfloat16Linear, PlainLinear),
+    INT8: (Int8Linear, WideningInt8Linear),
+}
+
+
 def make_cpu_linear(
     weight: Weight, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
 ) -> CpuLinear:
@@ -354,24 +403,17 @@ def make_cpu_linear(
 
     `quantization`: see EngineConfig. A draft, which may differ from its file, is not batch invariant.
     """
-    if quantization == "auto" and not batch_invariant:
-        quantization = "int4" if isinstance(weight, tuple) else "int8"
+    if quantization == "auto":
+        by_role = "int4" if isinstance(weight, tuple) else INT8
+        quantization = NO_QUANTIZATION if batch_invariant else by_role
     if isinstance(weight, tuple):
-        if QuantisedLinear.supports(weight):
-            return QuantisedLinear(weight, bias, most_bits=4 if quantization == "int4" else 8)
-        weight = torch.cat([torch.from_numpy(part.dequantised()).bfloat16() for part in weight])
-    if quantization == "int4" and (blocks := in_blocks(weight, "Q4_1")) is not None:
-        return QuantisedLinear((blocks,), bias)
-    if quantization == "int8" and not batch_invariant and DraftInt8Linear.supports(weight):
+        if QuantizedLinear.supports(weight):
+            return QuantizedLinear(weight, bias, most_bits=4 if quantization == "int4" else 8)
+        weight = torch.cat([torch.from_numpy(part.dequantized()).bfloat16() for part in weight])
+    if quantization == "int4":
+        if (blocks := in_blocks(weight, "Q4_1")) is not None:
+            return QuantizedLinear((blocks,), bias)
+        quantization = NO_QUANTIZATION
+    if quantization == INT8 and not batch_invariant and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
-    if quantization == "int8":
-        return Int8Linear(weight, bias) if int8.DOT.is_available else WideningInt8Linear(weight, bias)
-    if MatrixUnitLinear.supports(weight):
-        return MatrixUnitLinear(weight, bias)
-    if Bfloat16Linear.supports(weight):
-        return Bfloat16Linear(weight, bias)
-    if PackedLinear.supports(weight):
-        return PackedLinear(weight, bias)
-    if WideningBfloat16Linear.supports(weight):
-        return WideningBfloat16Linear(weight, bias)
-    return PlainLinear(weight, bias)
+    return next(kind(weight, bias) for kind in LINEARS[quantization] if kind.supports(weight))

@@ -1,4 +1,4 @@
-"""The decoder forward on a CPU, over a flat batch, with fused QKV and gate-up projections.
+"""The decoder forward pass on a CPU, over a flat batch, with fused QKV and gate-up projections.
 
 `models.architectures` says which parts a layer has.
 """
@@ -13,7 +13,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows
+from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantizedRows
 from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, attend_by, part_address
 from paceline.engine.cpu.kernels.cache import Cache
@@ -24,16 +24,26 @@ from paceline.engine.cpu.linear import (
     BFLOAT16_LINEARS,
     CpuLinear,
     KernelLinear,
-    QuantisedLinear,
+    QuantizedLinear,
     has_own_kernel,
     make_cpu_linear,
 )
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.architectures import LayerSpec
-from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.quantization import formats_of
 from paceline.engine.models.rope import query_growth, rope_tables, rotary_order
-from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight, as_tensor, check_shapes, fused
+from paceline.engine.models.shapes import (
+    HEAD_IDS,
+    MASK_VECTORS,
+    Tensors,
+    Weight,
+    as_tensor,
+    check_shapes,
+    fused,
+    layout_of,
+)
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
 
@@ -65,9 +75,12 @@ class CpuLayer:
         self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, ropes: Ropes, spec: LayerSpec
     ) -> None:
         architecture = config.architecture
+        layouts = []
 
         def linear(*names: str, order: Array | None = None) -> CpuLinear:
-            return make(*fused(tensors, prefix, *names, order=order))
+            weight, bias = fused(tensors, prefix, *names, order=order)
+            layouts.append((layout_of(weight), bias is not None))
+            return make(weight, bias)
 
         def norm(name: str | None) -> Array:  # [0] if the model has none
             name = f"{prefix}{name}.weight"
@@ -85,13 +98,19 @@ class CpuLayer:
         self.scoring = Scoring(spec.window, config.scales.score_cap)
         self.activation = Activation(*config.activation)
         self.residual_scale = float(config.scales.residual)
+        # Layers of one kind compute the same with other numbers.
+        self.kind = spec, *layouts
+
+    @property
+    def products(self) -> tuple[CpuLinear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
 
     def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
         """Arguments for `kernels.decoder`; None if this layer uses a library's products."""
-        linears = self.qkv, self.output, self.gate_up, self.down
-        weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
-        if len(weights) < len(linears):
+        known = [each for each in self.products if isinstance(each, KernelLinear) and each.has_whole_tiles]
+        if len(known) < len(self.products):
             return None
+        weights = [each.weights(dtype) for each in known]
         qkv, output, gate_up, down = map(with_kernel, weights)
         part_at = part_address(dtype, cache)
         return LayerArrays(
@@ -116,8 +135,8 @@ def _make_head(
         if has_own_kernel(first):
             return DraftHead(first, num_first, MadeRows(head, lambda rows: make(rows, None)), vocab_size), None
     linear = make((head,) if isinstance(head, FileTensor) else head, None)
-    if num_first and isinstance(linear, QuantisedLinear):
-        rows = QuantisedRows(linear, vocab_size)
+    if num_first and isinstance(linear, QuantizedLinear):
+        rows = QuantizedRows(linear, vocab_size)
         return DraftHead(linear.first(num_first), num_first, rows, vocab_size), linear
     return Head(linear, None, vocab_size), linear
 
@@ -125,7 +144,7 @@ def _make_head(
 def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
     if isinstance(embedding, FileTensor):
         linear = head if head is not None else make((embedding,), None)
-        assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
+        assert isinstance(linear, QuantizedLinear), "a matrix alone begins at a tile"
         return linear
     if isinstance(head, BFLOAT16_LINEARS):
         return head
@@ -153,11 +172,15 @@ class CpuLlama:
         self.layers = [
             CpuLayer(tensors, f"model.layers.{i}.", config, make, ropes, spec) for i, spec in enumerate(config.layers)
         ]
+        products = [each for layer in self.layers for each in layer.products]
+        # One of each class, which says how rows are padded.
+        self._products = list({type(each): each for each in products}.values())
         # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
         self._norm = _take_norm(tensors, "model.norm.weight", config) * np.float32(config.scales.logit)
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
         self.head, head_linear = _make_head(head, ids, make, config, draft_vocab_size)
+        self.quantization = formats_of([*products, self.head.linear])
         masks = tensors.pop(MASK_VECTORS, None)
         of_masks = None if masks is None else bits_of(as_tensor(masks, self.dtype))
         rows = _rows_of(embedding, head_linear if config.tied_embeddings else None, make)
@@ -170,20 +193,21 @@ class CpuLlama:
         self._part_at = 0
 
     @property
-    def is_quantised(self) -> bool:
-        return any(isinstance(linear, QuantisedLinear) for linear in (self.layers[0].qkv, self.head.linear))
+    def is_quantized(self) -> bool:
+        return any(isinstance(linear, QuantizedLinear) for linear in (*self._products, self.head.linear))
 
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
         return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
 
     def padded(self, num_rows: int) -> int:
-        layer = self.layers[0]
-        return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        """Returns how many rows to run: all products of all layers take this many without more padding."""
+        while (more := max(linear.padded(num_rows) for linear in self._products)) > num_rows:
+            num_rows = more
+        return num_rows
 
-    def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Returns the wanted tokens' logits: [num_wanted, head_size] float32."""
-        x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
-        return self.run_head(x[batch.wanted])
+    def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
+        """Returns the wanted tokens' rows: [num_wanted, hidden_size]."""
+        return self.run_layers(self._embedding(batch.tokens), attention, plan)[batch.wanted]
 
     def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan, first: int = 0) -> Array:
         """Runs the layers from `first` on that `attention` has a cache for. x: [num_rows, hidden_size]."""
@@ -221,8 +245,8 @@ class CpuLlama:
             return linear(row, residual=x)
         return add_scaled(x, linear(row), norm, self.config.norm_eps, scale)
 
-    def run_head(self, x: Array) -> torch.Tensor:
-        """x: [num_wanted, hidden_size] -> logits [num_wanted, head_size]."""
+    def logits(self, x: Array) -> torch.Tensor:
+        """x: [num_wanted, hidden_size] -> [num_wanted, head_size] float32."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
             return torch.empty((0, 0))

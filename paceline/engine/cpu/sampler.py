@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.sampling import PART, choose_by_gumbel, choose_outside, rank_tokens
+from paceline.engine.cpu.kernels.noise_sampling import PART, choose_by_gumbel, choose_outside, rank_tokens
 from paceline.engine.sampling.sampler import SampleAlike, Sampler, sample_by_kind
 from paceline.engine.sampling.specs import (
     ComplementSample,
@@ -25,7 +25,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import gumbel
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 
 class Scratch:
@@ -35,7 +35,7 @@ class Scratch:
         self._kept = np.empty((0, 0), np.float32)
 
     def like(self, logits: Array) -> Array:
-        """Returns an uninitialised float32 array of the shape of logits."""
+        """Returns an uninitialized float32 array of the shape of logits."""
         num_rows, width = logits.shape
         if self._kept.shape[0] < num_rows or self._kept.shape[1] != width:
             self._kept = np.empty((num_rows, width), np.float32)
@@ -108,7 +108,7 @@ class Ranking:
     is_whole: bool
 
     def truncated(self, sampling: SamplingParams) -> "Ranking | None":
-        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises.
+        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalizes.
 
         None if that needs tokens outside the ranking.
         """
@@ -174,7 +174,7 @@ def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
     sums = kept.probs.cumsum()
     size = int(np.searchsorted(sums, spec.min_mass)) + 1
     size = min(size, spec.max_size, int(np.count_nonzero(kept.probs)))
-    # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
+    # Sample from the float32 probabilities that are sent: the verify result needs exactly the q of the sample.
     probs = (kept.probs[:size] / sums[size - 1]).astype(np.float32)
     return TruncatedSample(int(kept.ids[_invert(probs.astype(np.float64), spec.uniform)]), kept.ids[:size], probs)
 

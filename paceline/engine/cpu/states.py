@@ -21,7 +21,7 @@ from paceline.engine.cpu.kernels.recurrent import (
     run_delta_rule,
 )
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
-from paceline.engine.modules.recurrent import DeltaRule, Rule, ShortConvolution, StateShape
+from paceline.engine.modules.recurrent_interface import DeltaRule, Rule, ShortConvolution, StateShape
 
 
 def _make_arrays(shape: StateShape, num_slots: int) -> StateArrays:

@@ -7,16 +7,15 @@ from typing import Any, Protocol
 import torch
 
 from paceline.engine.backend import Backend, Progress
-from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import check_batch_invariance
 from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
-from paceline.engine.cuda.model import CudaLlama, CudaModel
-from paceline.engine.cuda.modules import CudaModules
+from paceline.engine.cuda.llama import CudaLlama, CudaModel
 from paceline.engine.cuda.paged_attention import tiles_at_once
 from paceline.engine.cuda.runner import CudaRunner
-from paceline.engine.models.config import ModelConfig
-from paceline.engine.models.quantization import DTYPES
+from paceline.engine.engine_config import EngineConfig, ModelRole
+from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.quantization import DTYPES, INT8, NO_QUANTIZATION
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
 
@@ -77,7 +76,9 @@ def build_on(
     memory: Memory,
 ) -> Backend:
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
-    quantization = "int8" if config.quantization == "auto" and not role.batch_invariant else config.quantization
+    # What every matrix becomes.
+    by_role = NO_QUANTIZATION if role.batch_invariant else INT8
+    quantization = by_role if config.quantization == "auto" else config.quantization
     with torch.inference_mode():
         model = _build_model(loaded, DTYPES[config.dtype], quantization, max_model_len, batch_invariant, device)
     graph_shapes = None
@@ -97,7 +98,9 @@ def build_on(
     multi_steps = role.multi_steps if graph_shapes else 0
     # Triton's interpreter runs on the CPU.
     device_ids = [str(torch.cuda.get_device_properties(device).uuid)] if device.type == "cuda" else core_ids()
-    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, check, device_ids, multi_steps)
+    return Backend(
+        runner, attention.copy_blocks, budget.num_blocks, block_size, check, device_ids, quantization, multi_steps
+    )
 
 
 def _build_model(
@@ -106,6 +109,9 @@ def _build_model(
 ) -> CudaModel:  # fmt: skip
     if isinstance(loaded.config, ModelConfig):
         return CudaLlama(loaded.config, loaded.tensors, quantization, max_model_len, batch_invariant, device)
+    # Here, because they import torch's compiler, which takes seconds and our own layers do not need.
+    from paceline.engine.cuda.modules_model import CudaModules
+
     return CudaModules(loaded.config, loaded.tensors, dtype, quantization, max_model_len, batch_invariant, device)
 
 

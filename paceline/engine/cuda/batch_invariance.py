@@ -7,7 +7,7 @@ import torch
 from paceline.engine.backend import BatchCheck
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
-from paceline.engine.cuda.model import CudaModel
+from paceline.engine.cuda.llama import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 
 # The rows run in parts of each of these sizes, as in rounds and in chunks.

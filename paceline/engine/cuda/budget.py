@@ -7,7 +7,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.model import CudaModel
+from paceline.engine.cuda.llama import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import REMAINDER_ROWS, sample_remainder
@@ -15,7 +15,7 @@ from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import GumbelMax, SampleComplement, SampleSpec, SampleTruncated, TokensBefore
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 MIB = 2**20
 # For the workspaces of torch's libraries, and for gaps between tensors.

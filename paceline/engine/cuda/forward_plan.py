@@ -15,9 +15,9 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, TokenSpan
 
 # Positions that one program of attention reads (see `paged_attention`).
-PART_TOKENS = 128
+ATTENTION_PART_TOKENS = 128
 # Rows of one sequence in a tile of attention: in a round, and in a prompt's chunk, which has more than CHUNK_ROWS rows.
-FEW_ROWS, MANY_ROWS, CHUNK_ROWS = 8, 16, 64
+SMALL_TILE_ROWS, LARGE_TILE_ROWS, CHUNK_ROWS = 8, 16, 64
 
 
 # Kernels need arrays aligned to this many bytes.
@@ -71,10 +71,10 @@ class ForwardShape:
     num_rows: int
     num_wanted: int
     num_tiles: int
-    # Parts of PART_TOKENS positions in the longest sequence.
+    # Parts of ATTENTION_PART_TOKENS positions in the longest sequence.
     num_parts: int
     # Rows of one sequence in a tile of attention.
-    tile_rows: int = FEW_ROWS
+    tile_rows: int = SMALL_TILE_ROWS
 
     @classmethod
     def of(cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0) -> "ForwardShape":
@@ -84,12 +84,12 @@ class ForwardShape:
         """
         _, counts, positions, _ = batch.extents.T
         longest, most = int((positions + counts).max()) + num_ahead, int(counts.max())
-        tile_rows = MANY_ROWS if not batch_invariant and most > CHUNK_ROWS else FEW_ROWS
+        tile_rows = LARGE_TILE_ROWS if not batch_invariant and most > CHUNK_ROWS else SMALL_TILE_ROWS
         num_tiles = len(counts) if most <= tile_rows else int(_num_tiles(counts, tile_rows).sum())
-        return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
+        return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // ATTENTION_PART_TOKENS), tile_rows)
 
     def table_width(self, block_size: int) -> int:
-        return -(-self.num_parts * PART_TOKENS // block_size)
+        return -(-self.num_parts * ATTENTION_PART_TOKENS // block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.engine.batch import Batch
-from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardShape
+from paceline.engine.cuda.forward_plan import ATTENTION_PART_TOKENS, SMALL_TILE_ROWS, ForwardShape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 # Numbers of parts in the longest sequence. A larger number only adds programs of attention that end at once.
@@ -36,7 +36,7 @@ class GraphShapes:
 
     def shapes(self) -> Iterator[tuple[ForwardShape, int]]:
         """Yields all shapes with their numbers of next steps, the largest first: the others reuse its memory."""
-        parts = _up_to(PARTS, -(-self.num_tokens // PART_TOKENS))[::-1]
+        parts = _up_to(PARTS, -(-self.num_tokens // ATTENTION_PART_TOKENS))[::-1]
         for num_rows in reversed(_up_to(ROWS, self.num_rows)):
             for num_parts in parts:
                 yield _single_step(num_rows, num_parts), 0
@@ -53,8 +53,8 @@ class GraphShapes:
     def rounded(self, batch: Batch, batch_invariant: bool, num_ahead: int) -> tuple[ForwardShape, int] | None:
         """Returns the captured shape for a batch and its number of next steps; None if none is large enough."""
         exact = ForwardShape.of(batch, batch_invariant, num_ahead)
-        num_parts = _fitting(exact.num_parts, _up_to(PARTS, -(-self.num_tokens // PART_TOKENS)))
-        if num_parts is None or exact.tile_rows != FEW_ROWS:
+        num_parts = _fitting(exact.num_parts, _up_to(PARTS, -(-self.num_tokens // ATTENTION_PART_TOKENS)))
+        if num_parts is None or exact.tile_rows != SMALL_TILE_ROWS:
             return None
         most = max(exact.num_rows, exact.num_tiles)
         if num_ahead > 0:

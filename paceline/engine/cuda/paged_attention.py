@@ -2,7 +2,7 @@
 
     keys[layer], values[layer]: [num_blocks, block_size, kv_heads, head_dim]
 
-A tile is some rows of one sequence, with all query heads of one KV head. A program computes one tile over PART_TOKENS
+A tile is some rows of one sequence, with all query heads of one KV head. A program computes one tile over ATTENTION_PART_TOKENS
 positions (Dao et al. 2023, "Flash-Decoding"), and a second kernel adds each row's parts in order. Parts begin at fixed
 positions and rows are computed separately, so attention is batch invariant.
 """
@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardPlan, ForwardShape
+from paceline.engine.cuda.forward_plan import ATTENTION_PART_TOKENS, SMALL_TILE_ROWS, ForwardPlan, ForwardShape
 from paceline.errors import ConfigError
 
 # The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
@@ -150,7 +150,7 @@ def chunk_tokens(head_dim: int) -> int:
 
 def warps_of(tile_rows: int) -> int:
     """Returns the warps of a program: with fewer, a larger tile spills registers."""
-    return 4 if tile_rows == FEW_ROWS else 8
+    return 4 if tile_rows == SMALL_TILE_ROWS else 8
 
 
 def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: int) -> tuple[int, int]:
@@ -198,13 +198,13 @@ class CudaPagedAttention:
                 queries, self.keys[layer], self.values[layer], tiles, plan.tables, mixed, peaks, totals,
                 scoring.scale * _LOG2_E, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
-                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=chunk_tokens(head_dim),
+                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=ATTENTION_PART_TOKENS, CHUNK=chunk_tokens(head_dim),
                 WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E,
                 num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
                 mixed, peaks, totals, tiles, totals if scoring.sinks is None else scoring.sinks, out, plan.num_parts,
-                HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=PART_TOKENS,
+                HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=ATTENTION_PART_TOKENS,
                 WINDOW=scoring.window, HAS_SINKS=scoring.sinks is not None,
             )  # fmt: skip
         return out

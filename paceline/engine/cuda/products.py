@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from paceline.engine.models.quantization import quantise
+from paceline.engine.models.quantization import INT8, quantize
 
 
 class Tile(NamedTuple):
@@ -194,8 +194,8 @@ def make_cuda_linear(
     `quantization`: none or int8.
     """
     placed_bias = None if bias is None else bias.to(device)
-    if quantization == "int8":
-        quantised, scale = (each.to(device) for each in quantise(weight.to(device)))
-        return Int8Linear(quantised, scale, placed_bias, batch_invariant)
+    if quantization == INT8:
+        quantized, scale = (each.to(device) for each in quantize(weight.to(device)))
+        return Int8Linear(quantized, scale, placed_bias, batch_invariant)
     placed = weight.to(device)
     return TiledLinear(placed, None, placed_bias) if batch_invariant else PlainLinear(placed, placed_bias)

@@ -1,4 +1,4 @@
-"""A program: a forward in fixed shapes, sampling, and further steps that feed the sampled tokens.
+"""A program: a forward pass in fixed shapes, sampling, and further steps that feed the sampled tokens.
 
 A captured program is replayed as one CUDA graph.
 """
@@ -13,10 +13,10 @@ import triton.language as tl
 
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import Field, ForwardPlan, ForwardShape, Mirror, Staging
-from paceline.engine.cuda.model import CudaModel
+from paceline.engine.cuda.llama import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
-from paceline.engine.cuda.sampling.table import MOST, NUM_FOUND, TOKEN, Column, Found, SampleTable, SpecTable
+from paceline.engine.cuda.sampling.spec_table import MOST, NUM_FOUND, TOKEN, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
 from paceline.engine.sampling.specs import SampleComplement, SampleSpec, SampleTruncated
 

@@ -14,11 +14,11 @@ import torch
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
-from paceline.engine.cuda.model import CudaModel
+from paceline.engine.cuda.llama import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import Results, decode, sample_remainder, without_uncodable
-from paceline.engine.cuda.sampling.table import Found
+from paceline.engine.cuda.sampling.spec_table import Found
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import Sample, SampleSpec

@@ -3,8 +3,8 @@
 To add one, add an entry to ARCHITECTURES; GGUF files need one in `gguf/architectures.py` too.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -54,7 +54,7 @@ class HeadNorm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors and caps of a forward. A cap turns x into cap * tanh(x / cap); 0: none."""
+    """Factors and caps of a forward pass. A cap turns x into cap * tanh(x / cap); 0: none."""
 
     # Factor of scores; None: head_dim^-0.5.
     score: float | None = None
@@ -82,9 +82,9 @@ def _by_type(config: Any) -> tuple[LayerSpec, ...]:
     if unknown := next((kind for kind in kinds if kind not in windows), None):
         raise ConfigError(f"layer_types has {unknown!r}; supported: {', '.join(windows)}")
     rotates = getattr(config, "no_rope_layers", None) or [1] * count
-    for field, values in (("layer_types", kinds), ("no_rope_layers", rotates)):
+    for name, values in (("layer_types", kinds), ("no_rope_layers", rotates)):
         if len(values) != count:
-            raise ConfigError(f"{field} has {len(values)} entries; num_hidden_layers is {count}")
+            raise ConfigError(f"{name} has {len(values)} entries; num_hidden_layers is {count}")
     # Parameters by type are dictionaries in the dictionary.
     is_by_type = "rope_type" not in config.rope_parameters
     return tuple(
@@ -121,6 +121,11 @@ def _ministral3(config: Any) -> Scales:
     return Scales(growth=growth, growth_every=parameters["original_max_position_embeddings"])
 
 
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION_BIASES = {"attention_bias": (*_QKV, "self_attn.o_proj")}
+_ALL_BIASES = _ATTENTION_BIASES | {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     norms: Norms = Norms()
@@ -128,8 +133,10 @@ class Architecture:
     norm_offset: float = 0.0
     head_norm: HeadNorm = HeadNorm.NONE
     # The tensors that are queries, keys and values, and gate and up, one after the other.
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qkv: tuple[str, ...] = _QKV
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    # The projections with biases by the config's flag; by "": those that always have one. A GGUF file has no flags.
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether `partial_rotary_factor` may say that only a head's first features are rotated.
     rotates_partly: bool = False
     layers: Callable[[Any], tuple[LayerSpec, ...]] = _by_type
@@ -143,17 +150,19 @@ _AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layerno
 
 # By `model_type` of transformers.
 ARCHITECTURES = {
-    "llama": Architecture(layers=_all_alike),
+    "llama": Architecture(biases=_ALL_BIASES, layers=_all_alike),
     "mistral": Architecture(),
     "ministral": Architecture(),
     "ministral3": Architecture(scales=_ministral3),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(head_norm=HeadNorm.EACH),
-    "smollm3": Architecture(),
+    "qwen2": Architecture(biases={"": _QKV}),
+    "qwen3": Architecture(head_norm=HeadNorm.EACH, biases=_ATTENTION_BIASES),
+    "smollm3": Architecture(biases=_ALL_BIASES),
     "phi3": Architecture(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), rotates_partly=True),
-    "granite": Architecture(layers=_all_alike, scales=_granite),
-    "gemma2": Architecture(_BEFORE_AND_AFTER, norm_offset=1.0, scales=_gemma),
-    "gemma3_text": Architecture(_BEFORE_AND_AFTER, norm_offset=1.0, head_norm=HeadNorm.EACH, scales=_gemma),
-    "olmo2": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER, layers=_all_alike),
-    "olmo3": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER),
+    "granite": Architecture(biases=_ALL_BIASES, layers=_all_alike, scales=_granite),
+    "gemma2": Architecture(_BEFORE_AND_AFTER, norm_offset=1.0, biases=_ATTENTION_BIASES, scales=_gemma),
+    "gemma3_text": Architecture(
+        _BEFORE_AND_AFTER, norm_offset=1.0, head_norm=HeadNorm.EACH, biases=_ATTENTION_BIASES, scales=_gemma
+    ),
+    "olmo2": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER, biases=_ATTENTION_BIASES, layers=_all_alike),
+    "olmo3": Architecture(_AFTER, head_norm=HeadNorm.TOGETHER, biases=_ATTENTION_BIASES),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.errors import ConfigError
 

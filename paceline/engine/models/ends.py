@@ -1,4 +1,8 @@
-"""The tokens that end a text: all that the model's files name."""
+"""The tokens that end a text: all that the model's files name, and added tokens with a well-known name.
+
+Files often name only the end of a document, and not that of a turn. So names count beside what they do name, except where
+a name is known to mean something else.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,16 +10,23 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-# Added tokens with these names end a text in any model. llama.cpp (llama-vocab.cpp) takes the same names, and more for
-# architectures that do not run here.
+# Added tokens with these names end a text. llama.cpp (llama-vocab.cpp) takes the same names.
 NAMES = {
-    "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
+    "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>",
     "<EOT>", "_<EOT>", "[EOT]",
+    # A call, after which its result must follow.
+    "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>",
     # Fill-in-the-middle: padding, and the beginning of another file or repository.
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|file_sep|>",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
 }  # fmt: skip
+# Names that mean something else beside added tokens of other names: with <|return|>, <|end|> ends one of an answer's
+# messages; Gemma's </s> is HTML.
+NAMES_EXCEPT_BESIDE = {
+    "<|end|>": {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"},
+    "</s>": {"<eos>", "<end_of_turn>", "<turn|>", "<|tool_response>"},
+}
 # Files that may name the tokenizer's `eos_token`; the second is of older tokenizers.
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -48,7 +59,10 @@ def _ends_of_tokenizer(files: Mapping[str, bytes]) -> Iterator[int]:
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str) and text in known:
                 yield known[text]
-    yield from (token_id for name, token_id in added.items() if name in NAMES)
+    for name, token_id in added.items():
+        others = NAMES_EXCEPT_BESIDE.get(name)
+        if name in NAMES or (others is not None and others.isdisjoint(added)):
+            yield token_id
 
 
 def read_vocabulary(tokenizer_files: Mapping[str, bytes]) -> tuple[dict[str, int], dict[str, int]]:

@@ -18,9 +18,7 @@ def text_part(source: Any, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, A
     named = {_text_name(name): tensor for name, tensor in tensors.items()}
     found = {name: tensor for name, tensor in named.items() if name is not None}
     config = source.text_config
-    # The default says tied for models that have a head, too.
-    is_tied = source.tie_word_embeddings or config.tie_word_embeddings
-    config.tie_word_embeddings = is_tied and "lm_head.weight" not in found
+    config.tie_word_embeddings = source.tie_word_embeddings or config.tie_word_embeddings
     return config, found
 
 

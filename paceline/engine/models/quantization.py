@@ -1,5 +1,8 @@
 """Number formats of weights: dtypes, int8 with a scale per output feature, and GGUF's blocks."""
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
 from gguf import GGMLQuantizationType, quants
 
@@ -7,9 +10,21 @@ from paceline.engine.models.gguf.tensors import FileTensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_FEATURES = 32
+# Weights in the model's dtype, and in int8.
+NO_QUANTIZATION, INT8 = "none", "int8"
 
 
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class Product(Protocol):
+    # Of its weights: NO_QUANTIZATION, INT8, or the lower-case names of GGUF blocks.
+    formats: tuple[str, ...]
+
+
+def formats_of(products: Iterable[Product]) -> str:
+    """Returns the formats that the weights really have, e.g. "none", "int8" or "q4_k+q6_k"."""
+    return "+".join(sorted({name for each in products for name in each.formats}))
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """weight: [out_features, in_features]. Returns int8, and its scales: [out_features] float32."""
     scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
     return (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale

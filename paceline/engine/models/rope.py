@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.engine.arrays import Array
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.errors import ConfigError
 
 # Types of `rope_parameters` that transformers has frequencies for; longrope's are the short ones (see ModelConfig).

@@ -1,6 +1,6 @@
 """Checks the shapes of a model's tensors, and fuses weights.
 
-A draft may be trained to fill masks, from which one forward proposes several tokens (PARD, 2504.18583). Mask j has the
+A draft may be trained to fill masks, from which one forward pass proposes several tokens (PARD, 2504.18583). Mask j has the
 token id vocab_size + j, follows the last known token at distance j + 1, and its row proposes the token after it.
 """
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.models.config import ModelConfig, expected_shapes, needed_shapes
-from paceline.engine.models.gguf.tensors import FileTensor, Parts, dequantised
+from paceline.engine.models.gguf.tensors import FileTensor, Parts, dequantized
+from paceline.engine.models.model_config import ModelConfig, expected_shapes, needed_shapes
 from paceline.errors import ConfigError
 
 # [num_masks, hidden_size], in a draft that can fill masks.
@@ -58,8 +58,16 @@ def fused(tensors: Tensors, prefix: str, *names: str, order: Array | None = None
     return torch.cat([as_tensor(part, plain[0].dtype) for part in parts]), bias
 
 
+def layout_of(weight: Weight) -> tuple[Any, ...]:
+    """Returns each part's format and shape: weights of one layout are multiplied in the same way."""
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    return tuple(
+        (part.dtype if isinstance(part, torch.Tensor) else part.format.name, tuple(part.shape)) for part in parts
+    )
+
+
 def as_tensor(weight: torch.Tensor | FileTensor | Parts, dtype: torch.dtype) -> torch.Tensor:
-    return (weight if isinstance(weight, torch.Tensor) else torch.from_numpy(dequantised(weight))).to(dtype)
+    return (weight if isinstance(weight, torch.Tensor) else torch.from_numpy(dequantized(weight))).to(dtype)
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:

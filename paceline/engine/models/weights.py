@@ -18,28 +18,31 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from paceline.catalog.pull import Spoken, resolve
-from paceline.catalog.table import MODELS
+from paceline.catalog.known_models import MODELS
+from paceline.catalog.pull import TextProgress, resolve
 from paceline.engine.models.architectures import ARCHITECTURES
-from paceline.engine.models.config import ModelConfig, TextConfig
+from paceline.engine.models.consistency import EMBEDDING, HEAD, are_equal, require_declared_biases, settle_head
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
 from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
+from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.multimodal import MULTIMODAL, text_part
 from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+# Where older processors of multimodal models have the template, as the only value of an object.
+PROCESSOR_TEMPLATE = "chat_template.json"
 # Key in a distilled draft's config. Its value is the name, as for `--model`, of the model whose embedding, head and
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
-LENT = ("model.embed_tokens.weight", "lm_head.weight")
+LENT = (EMBEDDING, HEAD)
 # Config key of published parallel drafts (PARD, 2504.18583), e.g. amd/PARD-Llama-3.2-1B: the token id of the mask. They are
-# trained to draft 8 tokens per forward.
+# trained to draft 8 tokens per forward pass.
 MASK_KEY, NUM_MASKS = "pard_token", 7
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
@@ -74,11 +77,13 @@ def load_model(
     device: str = "cpu",
     in_place: bool = False,
     implementation: str = ModelConfig.implementation,
+    borrowers: tuple[Path, ...] = (),
 ) -> LoadedModel[Any]:
     """Loads a model. Raises ConfigError if it is not found or invalid.
 
     `device`: for random weights; all others are loaded to the CPU. `in_place`: keep the matrices of a GGUF file
-    quantized. `implementation`: see EngineConfig; the config is a ModelConfig if it is our own.
+    quantized. `implementation`: see EngineConfig; the config is a ModelConfig if it is our own. `borrowers`: the folders of
+    the drafts that this model lends to.
     """
     if name.startswith("dummy:"):
         dummy, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
@@ -97,17 +102,25 @@ def load_model(
     if source.model_type in MULTIMODAL:
         source, tensors = text_part(source, tensors)
     lender = getattr(source, LENDER_KEY, None)
-    files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
+    files = _read_tokenizer_files(name, folder)
     if lender is not None:
         # A distilled draft uses its target's embedding, head and tokenizer, so its folder does not store them.
-        lent = load_model(lender, dtype, progress, in_place=True)
+        if not isinstance(lender, str) or folder.resolve() in borrowers:
+            raise ConfigError(
+                f"model {name!r}: its {LENDER_KEY} is {lender!r}; it must be a model that needs no such draft"
+            )
+        lent = load_model(lender, dtype, progress, in_place=True, borrowers=(*borrowers, folder.resolve()))
         tensors |= {key: as_tensor(lent.tensors[key], dtype) for key in LENT if key in lent.tensors}
         lenders_fingerprint = lent.weights_fingerprint
         fingerprint = hashlib.sha256((fingerprint + lenders_fingerprint).encode()).hexdigest()[:16]
         files = lent.tokenizer_files
+    settle_head(source, tensors)
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
     config = _config_with_ends(name, source, _named_ends(name, folder), files, implementation)
+    if lender is None and source.model_type in ARCHITECTURES and find_gguf(name) is None:
+        with _naming(name):
+            require_declared_biases(source, tensors)
     if isinstance(config, ModelConfig):
         # Only ours: transformers' models convert what they load, and keep some in float32, such as biases of routers.
         tensors = {key: each.to(dtype) if each.is_floating_point() else each for key, each in tensors.items()}
@@ -116,9 +129,23 @@ def load_model(
     return LoadedModel(name, config, tensors, files, fingerprint)
 
 
+def _read_tokenizer_files(name: str, folder: Path) -> dict[str, bytes]:
+    files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
+    of_processor = folder / PROCESSOR_TEMPLATE
+    if not of_processor.exists() or "chat_template.jinja" in files:
+        return files
+    with _naming(name):
+        if read_object("tokenizer_config.json", files.get("tokenizer_config.json", b"{}")).get("chat_template"):
+            return files
+        template = read_object(PROCESSOR_TEMPLATE, of_processor.read_bytes()).get("chat_template")
+        if not isinstance(template, str):
+            raise ConfigError(f"its {PROCESSOR_TEMPLATE} has the chat_template {template!r}; it must be a text")
+    return files | {"chat_template.jinja": template.encode()}
+
+
 def _same_masks(name: str, token: Any, tensors: Tensors) -> torch.Tensor:
     """Returns the mask's vector for each mask: [NUM_MASKS, hidden_size]. Raises ConfigError for an unknown token id."""
-    embedding = tensors.get("model.embed_tokens.weight", torch.empty(0, 0))
+    embedding = tensors.get(EMBEDDING, torch.empty(0, 0))
     if not (isinstance(token, int) and 0 <= token < len(embedding)):
         raise ConfigError(f"model {name!r}: {MASK_KEY} is {token!r}; it must be a token id in [0, {len(embedding)})")
     return embedding[token].expand(NUM_MASKS, -1).clone()
@@ -128,7 +155,7 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
     """Returns a model's folder, in which a GGUF file is converted to `dtype`. Raises ConfigError if not found."""
     if (file := find_gguf(name, progress)) is not None:
         return converted(file, dtype, progress)
-    path = resolve(name, Spoken(progress)) or Path(os.path.expanduser(name))
+    path = resolve(name, TextProgress(progress)) or Path(os.path.expanduser(name))
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -141,7 +168,7 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
 
 def find_gguf(name: str, progress: Progress = lambda _: None) -> Path | None:
     """Returns the model's GGUF file, if it is one. Raises ConfigError if the file does not exist."""
-    path = resolve(name, Spoken(progress)) or Path(os.path.expanduser(name))
+    path = resolve(name, TextProgress(progress)) or Path(os.path.expanduser(name))
     try:
         if path.is_file():
             return path
@@ -172,6 +199,9 @@ def _fetched(name: str, progress: Progress) -> Path:
 
 
 def _read_config(name: str, folder: Path) -> PreTrainedConfig:
+    # Here, because transformers then reads the sources of all its models, and a GGUF file needs none.
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers and huggingface_hub raise many types for a bad config
@@ -183,9 +213,11 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 def _named_ends(name: str, folder: Path) -> dict[str, Any]:
     files = [folder / file for file in ("config.json", "generation_config.json")]
     with _naming(name):
-        return {
-            file.name: read_object(file.name, file.read_bytes()).get("eos_token_id") for file in files if file.exists()
-        }
+        contents = {file.name: read_object(file.name, file.read_bytes()) for file in files if file.exists()}
+    # A multimodal checkpoint's text model has a config of its own.
+    if isinstance(of_text := contents["config.json"].get("text_config"), dict):
+        contents["config.json's text_config"] = of_text
+    return {place: content.get("eos_token_id") for place, content in contents.items()}
 
 
 def _read_text(source: PreTrainedConfig, implementation: str) -> TextConfig:
@@ -233,7 +265,10 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         try:
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a dict
-                    tensors[key] = opened.get_tensor(key)
+                    tensor = opened.get_tensor(key)
+                    if key in tensors and not are_equal(tensor, tensors[key]):
+                        raise ConfigError(f"model {name!r}: {file} has another {key!r} than a file before it")
+                    tensors[key] = tensor
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from paceline.engine.models.config import TextConfig
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
-from paceline.engine.models.modules import causal_class
+from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight
-from paceline.engine.modules import experts, recurrent
+from paceline.engine.models.supported_modules import causal_class
+from paceline.engine.modules import experts, recurrent_interface
 from paceline.engine.modules.matrices import Matrix, MatrixWeight
 from paceline.errors import ConfigError
 
@@ -34,7 +34,7 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts.NAME)
     _use_matrices(model, files, make)
-    recurrent.use_mixers(model)
+    recurrent_interface.use_mixers(model)
     return model.eval()
 
 
@@ -47,8 +47,8 @@ def _load(config: TextConfig, tensors: Tensors, dtype: torch.dtype) -> Any:
         model, found = causal_class(config.source).from_pretrained(
             None, config=config.source, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"the weights do not match the config: {error}") from error
+    except Exception as error:  # a model's code may raise anything, e.g. an assertion about its config
+        raise ConfigError(f"the weights do not match the config: {error or type(error).__name__}") from error
     finally:
         logging.set_verbosity(verbosity)
     for what in ("missing", "unexpected", "mismatched"):

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from paceline.engine.modules.attention import NAME, PROBE, AttentionStep, FormRecorder, LayerForm
-from paceline.engine.modules.recurrent import Rule
+from paceline.engine.modules.attention_interface import NAME, PROBE, AttentionStep, FormRecorder, LayerForm
+from paceline.engine.modules.recurrent_interface import Rule
 from paceline.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from paceline.engine.sampling.specs import SampleSpec, TokensBefore
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 # No processor makes a logit larger than this: the difference of any two stays a finite float32.
 LARGEST_LOGIT = 1e38
@@ -23,7 +23,7 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     """logits: [vocab_size]."""
     sampling, device = spec.sampling, logits.device
     if spec.before is not None:
-        _penalise(logits, sampling, spec.before)
+        _penalize(logits, sampling, spec.before)
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=device)
         _put(logits, ids, logits[ids] + torch.tensor(list(sampling.logit_bias.values()), device=device))
@@ -44,14 +44,15 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
             logits.masked_fill_(torch.from_numpy(is_out).to(device), -torch.inf)
 
 
-def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
+def _penalize(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
     """Applies the penalties to logits: [vocab_size].
 
     Repetition counts prompt and output (Keskar et al. 2019, section 4.1), presence and frequency the output only.
     """
     device = logits.device
     if sampling.repetition_penalty != 1:
-        seen = torch.tensor(before.prompt + before.output, device=device).unique()
+        # Without a token the dtype would be a float's. A draft model with another vocabulary may know none of the text's.
+        seen = torch.tensor(before.prompt + before.output, dtype=torch.int64, device=device).unique()
         at_seen, penalty = logits[seen], sampling.repetition_penalty
         _put(logits, seen, torch.where(at_seen > 0, at_seen / penalty, at_seen * penalty))
     if before.output:

@@ -23,6 +23,7 @@ from paceline.engine.sampling.specs import (
     Score,
     TruncatedSample,
 )
+from paceline.engine.sampling.torch_sampler import largest
 
 # Rows at a time, to bound memory: a prompt has hundreds of rows in one step.
 ROWS_AT_ONCE = 32
@@ -34,7 +35,7 @@ class RowLogprobs:
     entropy: float
     # Log-probabilities of the tokens of `scored_tokens`.
     chosen: NDArray[np.float32]  # [num_scored]
-    # The likeliest tokens and their log-probabilities, likeliest first.
+    # The likeliest tokens and their log-probabilities, likeliest first; of equals the lower id is first.
     top_ids: NDArray[np.int64]  # [num_logprobs]
     top: NDArray[np.float32]  # [num_logprobs]
 
@@ -84,12 +85,12 @@ def _compute_row(log_probs: torch.Tensor, spec: SampleSpec, sample: Sample) -> R
         parts = torch.special.entr(log_probs.exp()).cumsum(dim=-1)
         entropy = float(parts[-1]) / math.log(len(log_probs))
     chosen: list[int] = [] if spec.num_logprobs is None else scored_tokens(spec, sample)
-    top, top_ids = log_probs.topk(spec.num_logprobs or 0)
+    [top_ids] = largest(log_probs.unsqueeze(0), spec.num_logprobs or 0)
     return RowLogprobs(
         entropy=entropy,
         chosen=log_probs[torch.tensor(chosen, dtype=torch.int64, device=log_probs.device)].float().cpu().numpy(),
         top_ids=top_ids.cpu().numpy(),
-        top=top.float().cpu().numpy(),
+        top=log_probs[top_ids].float().cpu().numpy(),
     )
 
 

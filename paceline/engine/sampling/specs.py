@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from paceline.vocabulary import SharedVocabulary
 
 
@@ -111,7 +111,7 @@ class Score(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class TruncatedSample:
-    """Result of SampleTruncated: `token` was sampled from exactly `probs`, normalised."""
+    """Result of SampleTruncated: `token` was sampled from exactly `probs`, normalized."""
 
     token: int
     support: NDArray[np.int64]  # [support_size]

@@ -24,7 +24,7 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 from paceline.noise import MIX_1, MIX_2
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 MASK_32 = 0xFFFFFFFF
 
@@ -81,7 +81,7 @@ class TorchSampler:
         return _argmax(logits).tolist()
 
     def _argmax_with_lenience(self, logits: torch.Tensor, specs: list[ArgmaxWithLenience]) -> list[LenientSample]:
-        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the normaliser cancels."""
+        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the normalizer cancels."""
         tokens = _argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         drafts = torch.tensor([spec.draft for spec in specs], device=logits.device).unsqueeze(1)
@@ -97,14 +97,15 @@ class TorchSampler:
     def _sample_truncated(self, logits: torch.Tensor, specs: list[SampleTruncated]) -> list[TruncatedSample]:
         probs = probabilities(logits, [spec.sampling for spec in specs])
         size = min(max(spec.max_size for spec in specs), logits.shape[-1])
-        top, ids = probs.topk(size, dim=-1)  # [num_specs, size]
+        ids = largest(logits, size)  # [num_specs, size]
+        top = probs.gather(1, ids)
         before = top.cumsum(dim=-1) - top  # [num_specs, size] mass of likelier tokens
         limit = torch.tensor([[spec.max_size, spec.min_mass] for spec in specs], dtype=torch.float64, device=top.device)
         rank = torch.arange(size, device=top.device)
         keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
         kept = top * keep
         kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
-        # Sample from the float32 probabilities that are sent: the verdict needs this exact q.
+        # Sample from the float32 probabilities that are sent: the verify result needs this exact q.
         token_rank, _ = _invert(kept.double(), [spec.uniform for spec in specs])
         sizes = keep.sum(dim=-1).tolist()
         tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
@@ -137,20 +138,45 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
     probs = functional.softmax(below / temperature.unsqueeze(1), dim=-1)
     cut = [row for row, p in enumerate(params) if not p.is_greedy and (p.top_k or p.top_p < 1 or p.min_p)]
     if cut:
-        probs[cut] = _truncated(probs[cut], [params[row] for row in cut])
+        probs[cut] = _truncated(logits[cut], probs[cut], [params[row] for row in cut])
     if greedy.any():
         one_hot = functional.one_hot(_argmax(logits[greedy]), logits.shape[-1])
         probs[greedy] = one_hot.double()
     return probs
 
 
-def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size]."""
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the indices of each row's `count` largest values, largest first; of equals the lower index is first.
+
+    values: [num_rows, num_values] -> [num_rows, count] int64. `topk` alone leaves open which of equals it takes.
+    """
+    if count == values.shape[-1]:
+        return values.sort(dim=-1, descending=True, stable=True).indices
+    # One more tells whether it equals the last: only then the whole row is compared.
+    top, indices = values.topk(count + 1, dim=-1)
+    top, indices, following = top[:, :count], indices[:, :count], top[:, count:]
+    if count == 0:
+        return indices
+    least = top[:, -1:]  # [num_rows, 1]
+    if bool((following == least).any()):
+        num_taken = (top == least).sum(dim=-1, keepdim=True)
+        is_equal = values == least
+        is_taken = (values > least) | (is_equal & (is_equal.cumsum(dim=-1) <= num_taken))
+        indices = is_taken.nonzero()[:, 1].view(len(values), count)
+    else:
+        indices = indices.sort(dim=-1).values
+    order = values.gather(1, indices).sort(dim=-1, descending=True, stable=True).indices
+    return indices.gather(1, order)
+
+
+def _truncated(logits: torch.Tensor, probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Applies top-k, then top-p to what top-k leaves, then min-p. logits, probs: [num_rows, vocab_size]."""
     vocab_size = probs.shape[-1]
     kept = torch.empty_like(probs)
     short = list(range(len(params)))
     for count in (*(count for count in CANDIDATES if count < vocab_size), vocab_size):
-        found, complete = _keep_candidates(probs[short], [params[row] for row in short], count)
+        ids = largest(logits[short], count)
+        found, complete = _keep_candidates(ids, probs[short], [params[row] for row in short])
         kept[short] = found
         short = [row for row, ok in zip(short, complete, strict=True) if not ok]
         if not short:
@@ -158,13 +184,15 @@ def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
     return kept
 
 
-def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
-    """Zeroes all but the allowed tokens of the `count` likeliest of probs: [num_rows, vocab_size].
+def _keep_candidates(
+    ids: torch.Tensor, probs: torch.Tensor, params: list[SamplingParams]
+) -> tuple[torch.Tensor, list[bool]]:
+    """Zeroes all of probs: [num_rows, vocab_size] but the allowed ones of `ids`, the likeliest: [num_rows, count].
 
     Also returns for each row whether `count` tokens were enough.
     """
-    vocab_size, device = probs.shape[-1], probs.device
-    top, ids = probs.topk(count, dim=-1)  # [num_rows, count]
+    count, vocab_size, device = ids.shape[-1], probs.shape[-1], probs.device
+    top = probs.gather(1, ids)  # [num_rows, count]
     top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=device)
     top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
     min_p = torch.tensor([[p.min_p] for p in params], dtype=torch.float64, device=device)
@@ -194,7 +222,7 @@ def _argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalised; undefined for zeros.
+    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalized; undefined for zeros.
 
     Also returns the rows' totals: [num_rows]. The index is the first whose cumulative sum exceeds uniform * total.
     """

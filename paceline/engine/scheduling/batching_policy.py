@@ -1,7 +1,7 @@
 """The batching policy: when a free worker waits for a fuller batch.
 
-A forward reads all weights, whether it has one token or twenty. Without waiting, sequences that start one step apart stay
-one step apart, in two groups with a forward each. So a free worker with n jobs may wait a time w for m sequences that
+A forward pass reads all weights, whether it has one token or twenty. Without waiting, sequences that start one step apart stay
+one step apart, in two groups with a forward pass each. So a free worker with n jobs may wait a time w for m sequences that
 should come back soon, if that shortens the sum of all waits:
 
     n w < m (F - w)     without the wait, those m sequences would wait F - w longer for the step in progress
@@ -17,6 +17,8 @@ lease's record announces, so that one that is a step late joins the others again
 import math
 import time
 from collections.abc import Iterable
+
+from paceline.recent_mean import RecentMean
 
 # Weight of the newest observation in a moving average.
 SMOOTHING = 0.3
@@ -37,30 +39,25 @@ class ReturnTime:
 
     def __init__(self) -> None:
         self._left_s: float | None = None
-        self._usual_s: float | None = None
+        self._usual_s = RecentMean(SMOOTHING)
         # When it should come back, and from when on it is overdue: always, if it is not away or has no history.
         self.due_s = -math.inf
         self.overdue_s = -math.inf
 
     def leave(self, at_s: float) -> None:
         self._left_s = at_s
-        if self._usual_s is not None:
-            self.due_s = at_s + self._usual_s
-            self.overdue_s = at_s + LATENESS * self._usual_s + LATENESS_S
+        if self._usual_s.num_seen:
+            self.due_s = at_s + self._usual_s.value
+            self.overdue_s = at_s + LATENESS * self._usual_s.value + LATENESS_S
 
     def arrive(self, at_s: float) -> None:
         if self._left_s is not None:
-            away_s = max(0.0, at_s - self._left_s)
-            self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
+            self._usual_s.add(max(0.0, at_s - self._left_s))
         self.end()
 
     def end(self) -> None:
         """It is not away, or will not come back."""
         self._left_s, self.overdue_s = None, -math.inf
-
-    def expected_s(self, now_s: float) -> float | None:
-        """When the sequence should come back; None if it is not away, has no history, or is overdue."""
-        return max(now_s, self.due_s) if now_s <= self.overdue_s else None
 
 
 class BatchingPolicy:
@@ -68,7 +65,7 @@ class BatchingPolicy:
         self._waits = waits
         self._fixed_s: float | None = None
         # Seconds that each row of a chunk adds to a step.
-        self._token_s = 0.0
+        self._token_s = RecentMean(SMOOTHING)
 
     def count_step(self, duration_s: float, num_tokens: int) -> None:
         """Learns from a step: the shortest recent step is the fixed cost; a chunk gives the cost per token."""
@@ -77,7 +74,7 @@ class BatchingPolicy:
         else:
             self._fixed_s += FORGETTING * (duration_s - self._fixed_s)
         if num_tokens >= CHUNK_TOKENS:
-            self._token_s += SMOOTHING * ((duration_s - self._fixed_s) / num_tokens - self._token_s)
+            self._token_s.add((duration_s - self._fixed_s) / num_tokens)
 
     def wait_s(self, ready_s: float, num_ready: int, num_tokens: int, return_times: Iterable[ReturnTime]) -> float:
         """Returns the longest wait that pays off, in seconds, or 0.
@@ -86,9 +83,8 @@ class BatchingPolicy:
         """
         if not self._waits or self._fixed_s is None:
             return 0.0
-        lost_s = self._fixed_s + (self._token_s * num_tokens if num_tokens >= CHUNK_TOKENS else 0.0)
+        lost_s = self._fixed_s + (self._token_s.value * num_tokens if num_tokens >= CHUNK_TOKENS else 0.0)
         now_s = time.perf_counter()
-        # Without `expected_s`: the worker asks anew whenever a sequence comes back, with many still away.
         expected = sorted([each.due_s for each in return_times if now_s <= each.overdue_s])
         for num_back in range(len(expected), 0, -1):
             at_s = max(now_s, expected[num_back - 1])

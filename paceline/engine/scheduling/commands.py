@@ -66,7 +66,7 @@ class Refuse(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenAck:
     """Answer to Open."""
 
 

@@ -4,7 +4,7 @@ Two OpenMP teams on the same cores spin while they wait and are far slower than 
 computes only while it holds a lease, an advisory lock on a shared file. A second lock means "I am next", so that the
 server that has just computed can't take the next lease first.
 
-A lease lasts for one forward, or for several that take no longer than the peer's last lease. Otherwise a prompt's chunk
+A lease lasts for one forward pass, or for several that take no longer than the peer's last lease. Otherwise a prompt's chunk
 would run between any two of the peer's small steps.
 
 Only speed depends on the lock. The system releases a dead process's lock, and a server computes without it if the peer
@@ -68,17 +68,27 @@ class ComputeLock:
         self._holder = secrets.randbits(64)
         # 0 after a timeout: don't wait again until the peer has released the lock.
         self._timeout_s = TIMEOUT_S
+        self._lease: Lease | None = None
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Holds a lease; the caller computes at least once. Waits at most TIMEOUT_S for the peer."""
+        """Holds a lease; the caller computes at least once. Waits at most TIMEOUT_S for the peer.
+
+        Within a lease it returns the same one, which ends with the outer block. For one thread.
+        """
+        if self._lease is not None:
+            yield self._lease
+            return
         held = self._acquire()
         started_s = time.perf_counter()
         before = self._before() if held else None
-        lease = Lease(started_s + (before.ended_s - before.started_s if before is not None else 0.0), before)
+        lease = self._lease = Lease(
+            started_s + (before.ended_s - before.started_s if before is not None else 0.0), before
+        )
         try:
             yield lease
         finally:
+            self._lease = None
             if held and self._file is not None:
                 last = LAST_LEASE.pack(self._holder, started_s, time.perf_counter(), lease.num_handed_over)
                 # On a full disk the peer just misses this lease's record.

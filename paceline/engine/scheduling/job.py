@@ -14,7 +14,7 @@ from paceline.grammar import Guide, Mask, is_dead_end
 
 
 class Job(ABC):
-    """Base of the draft server's ProposeJob and the target server's VerifyJob."""
+    """Base of ProposeJob and VerifyJob, which the model servers run."""
 
     def __init__(self, sequence: Sequence, tokens: list[int]) -> None:
         self.sequence = sequence
@@ -125,6 +125,6 @@ class Job(ABC):
         return max(0, int((time.perf_counter() - self.arrived_s - self._computed_s) * 1e6))
 
     @property
-    def computed_us(self) -> int:
+    def compute_us(self) -> int:
         """Microseconds of this job's engine steps."""
         return int(self._computed_s * 1e6)

@@ -22,7 +22,7 @@ class Usage:
     read_tokens: int = 0
     # Tokens of contexts that the cache already held.
     cached_tokens: int = 0
-    computed_us: int = 0
+    compute_us: int = 0
     queued_us: int = 0
     # The last error of the engine.
     failure: PacelineError | None = None
@@ -32,7 +32,7 @@ class Usage:
         self.jobs += 1
         self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
         self.cached_tokens += job.num_cached_tokens
-        self.computed_us += job.computed_us
+        self.compute_us += job.compute_us
         self.queued_us += job.queued_us
 
 
@@ -48,7 +48,7 @@ class WorkerCounts:
     queried_tokens: int = 0
     hit_tokens: int = 0
     # Sequences that lost their blocks and recurrent states to others.
-    evicted_sequences: int = 0
+    preempted_sequences: int = 0
     # Checks of the cache's bookkeeping that passed. One that fails ends the worker.
     integrity_checks: int = 0
 
@@ -56,7 +56,7 @@ class WorkerCounts:
 @dataclass(slots=True, eq=False)
 class SequenceState:
     sequence: Sequence
-    # Order of Open across all streams. The youngest sequence is evicted first.
+    # Order of Open across all streams. The youngest sequence is preempted first.
     opened_order: int
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None

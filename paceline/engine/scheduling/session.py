@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.recurrent_sequence import open_sequence
-from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
+from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, OpenAck, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
@@ -33,7 +33,7 @@ class Session:
         reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
         on_close: OnClose | None = None, call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:  # fmt: skip
-        """`reserve_blocks(state, length)` may evict sequences; `on_close` gets the usage of traced sequences; `call_later`
+        """`reserve_blocks(state, length)` may preempt sequences; `on_close` gets the usage of traced sequences; `call_later`
         takes what is to run on the worker's thread.
         """
         self._pool = pool
@@ -201,7 +201,7 @@ class Session:
         if (grammar := command.options.grammar) is not None:
             # Its commands wait, and nobody else's.
             grammar.compiling.add_done_callback(lambda _: self._call_later(lambda: self._advance(state)))
-        self.answers.append(Answer(command.command_id, Opened()))
+        self.answers.append(Answer(command.command_id, OpenAck()))
 
     def _start(self, command: Start, state: SequenceState) -> None:
         sequence = state.sequence

@@ -3,7 +3,7 @@
 Most of the token budget goes to the jobs with the fewest pending tokens, so that drafts and short prompts do not wait
 for long prompts. A part goes to the jobs in order of arrival, so that every job is fed after a bounded number of steps.
 
-An exception in a forward does not say which job caused it. After a failed step each job runs alone, and only those that
+An exception in a forward pass does not say which job caused it. After a failed step each job runs alone, and only those that
 fail alone have failed. Recurrent states are lost in a failed forward; their jobs run alone when they come again.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline.engine.scheduling.job import Job
 from paceline.errors import DeviceLost, InternalError, InvalidArgument, PacelineError, Unavailable
 from paceline.observability.logs import with_fields
-from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.speculation_params import MAX_DRAFT_TOKENS
 
 # The part in order of arrival, as a divisor of the budget: the larger part if all rounds of drafts still fit, else what
 # they leave, but at least the smaller part.

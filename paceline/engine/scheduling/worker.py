@@ -20,9 +20,9 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
-from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.load import LoadMeter
+from paceline.engine.scheduling.load_meter import LoadMeter
+from paceline.engine.scheduling.preemption import reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
@@ -248,7 +248,7 @@ class Worker:
         if state.sequence.missing_blocks(length) == 0:
             return
         everyone = (other for session in self._sessions for other in session.states)
-        self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
+        self.counts.preempted_sequences += reserve(self._pool, state, length, everyone)
 
     def _deliver(self) -> None:
         ready: list[tuple[Deliver, list[Answer]]] = []

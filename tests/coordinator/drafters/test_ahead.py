@@ -1,4 +1,4 @@
-"""When the draft model drafts ahead, what a round gets of it, and what a lost bet leaves behind.
+"""When the draft model drafts ahead, what a round gets of it, and what a miss leaves behind.
 
 The draft server is a fake: the text is that each token is its position, and drafts are wrong where a test says so.
 """
@@ -17,22 +17,21 @@ import pytest
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.ahead import AheadDrafter, may_draft_ahead
-from coordinator.drafters.bets import Bets
+from coordinator.drafters.ahead_stats import AheadStats
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.model import make_model
-from coordinator.remote.link import DRAFT
-from coordinator.remote.load import ServerLoad
-from coordinator.remote.place import Place
-from coordinator.remote.pool import DraftPool, Pool
+from coordinator.remote.placement import Placement
+from coordinator.remote.pool import Pool
+from coordinator.remote.server_load import ServerLoad
 from paceline.grammar import Grammar
-from paceline.rpc.members import Members
-from paceline.rpc.messages import PROTOCOL_VERSION, floats_to_bytes
-from paceline.rpc.server import Server
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
-from paceline.v1 import draft_pb2, model_pb2
+from paceline.rpc.address_source import AddressSource
+from paceline.rpc.model_messages import floats_to_bytes
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.v1 import model_pb2
 from tests.coordinator.contexts import decide, make_context
+from tests.coordinator.fake_server import FakeServer, serving
 
 WRONG = 399
 NUM_PROMPT_TOKENS = 4
@@ -42,10 +41,13 @@ def confidence(position: int) -> float:
     return position / 512
 
 
-class FakeDraft:
-    """Drafts step by step, or all in one forward."""
+class FakeDraft(FakeServer):
+    """Drafts step by step, or all in one forward pass."""
 
     def __init__(self, num_masks: int = 0) -> None:
+        super().__init__(
+            "draft", max_model_len=512, vocab_size=512, num_mask_tokens=num_masks, device_ids=["draft's"], block_size=16, total_blocks=100,
+        )  # fmt: skip
         self.num_masks, self.step_us = num_masks, 0
         self.wrong: set[int] = set()
         # What is answered once in place of the drafts from a position on.
@@ -61,15 +63,9 @@ class FakeDraft:
     def end_streams(self) -> None:
         self._ends.set()
 
-    async def Describe(self, request: Any, context: Any) -> Any:
-        return model_pb2.ModelCard(
-            protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512, num_mask_tokens=self.num_masks,
-            device_ids=["draft's"], block_size=16, total_blocks=100,
-        )  # fmt: skip
-
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         responses: asyncio.Queue[Any] = asyncio.Queue()
-        responses.put_nowait(draft_pb2.DraftResponse(hello=model_pb2.Hello(session_id="fake")))
+        responses.put_nowait(model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake")))
         self._ends.clear()
         tasks = [asyncio.create_task(self._read(requests, responses)), asyncio.create_task(self._end(responses))]
         try:
@@ -78,15 +74,6 @@ class FakeDraft:
         finally:
             for task in tasks:
                 task.cancel()
-
-    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        yield model_pb2.TokenizerPiece()
-
-    async def Truncate(self, request: Any, context: Any) -> Any:
-        return model_pb2.TruncateResponse()
-
-    async def Release(self, request: Any, context: Any) -> Any:
-        return model_pb2.ReleaseResponse()
 
     async def _end(self, responses: asyncio.Queue[Any]) -> None:
         await self._ends.wait()
@@ -110,13 +97,13 @@ class FakeDraft:
     async def _answer(self, command: Any, responses: asyncio.Queue[Any]) -> None:
         begin, num = command.propose.position + len(command.propose.tail_tokens), command.propose.num_draft_tokens
         await self.may_answer.wait()
-        response = draft_pb2.DraftResponse()
+        response = model_pb2.SessionResponse()
         proposal = response.answers.add(command_id=command.command_id).proposal
         drafts = [WRONG if position in self.wrong else position for position in range(begin, begin + num)]
         proposal.tokens.extend(self.misfits.pop(begin, drafts))
         proposal.num_fed_drafts = 0 if self.num_masks else num - 1
-        proposal.computed_us = num * self.step_us
-        if command.propose.least_confidence > 0:
+        proposal.compute_us = num * self.step_us
+        if command.propose.min_probability > 0:
             proposal.confidences = floats_to_bytes(
                 np.array([confidence(begin + index) for index in range(len(proposal.tokens))])
             )
@@ -126,15 +113,15 @@ class FakeDraft:
 class Rounds:
     """One generation, whose prompt and first token are decided."""
 
-    def __init__(self, fake: FakeDraft, pool: DraftPool, target_devices: Sequence[str]) -> None:
-        self.fake, self.bets = fake, Bets()
+    def __init__(self, fake: FakeDraft, pool: Pool, target_devices: Sequence[str]) -> None:
+        self.fake, self.ahead_stats = fake, AheadStats()
         self.context: Context = make_context(list(range(NUM_PROMPT_TOKENS)))
         decide(self.context, [NUM_PROMPT_TOKENS])
         target = SimpleNamespace(device_ids=frozenset(target_devices))
-        targets: Any = SimpleNamespace(members=[SimpleNamespace(link=target)])
-        place = Place(pool, self.context.request, self.context.tokens)
-        self.link = place.link
-        self.drafter = AheadDrafter(place, self.context.request, DraftDeadline(), targets, self.bets)
+        targets: Any = SimpleNamespace(endpoints=[SimpleNamespace(link=target)])
+        placement = Placement(pool, self.context.request, self.context.tokens)
+        self.link = placement.link
+        self.drafter = AheadDrafter(placement, self.context.request, DraftDeadline(), targets, self.ahead_stats)
 
     async def propose(self, num_draft_tokens: int = 3, after: tuple[int, ...] = ()) -> Proposal:
         """A round waits for the target, which takes a while."""
@@ -158,8 +145,8 @@ class Rounds:
         return proposal
 
     @property
-    def num_bets(self) -> tuple[int, int]:
-        return self.bets.num_won, self.bets.num_lost
+    def num_hits_and_misses(self) -> tuple[int, int]:
+        return self.ahead_stats.num_hits, self.ahead_stats.num_misses
 
     async def commands(self) -> list[Any]:
         """Returns those since the last call."""
@@ -175,26 +162,23 @@ async def rounds(
     fake, addresses = FakeDraft(num_masks), []
     async with contextlib.AsyncExitStack() as stack:
         for number in range(num_servers):
-            server = Server(f"unix:{folder}/{number}.sock")
-            server.add_service(draft_pb2.DESCRIPTOR.services_by_name["Draft"], fake)
-            addresses.append(await server.start())
-            stack.push_async_callback(server.stop, 0)
-        pool = Pool(DRAFT, Members("draft", ",".join(addresses)), lambda address, card: None)
+            addresses.append(await stack.enter_async_context(serving(fake, f"unix:{folder}/{number}.sock")))
+        pool = Pool("draft", AddressSource("draft", ",".join(addresses)), lambda address, model_info: None)
         stack.push_async_callback(pool.stop)
         await pool.start()
         async with asyncio.timeout(20):
-            while not all(each.is_serving for each in pool.members):
+            while not all(each.is_serving for each in pool.endpoints):
                 await asyncio.sleep(0.01)
         found = Rounds(fake, pool, target_devices)
-        # A first round, without a bet.
-        found.link.load = ServerLoad(busy=1.0)
+        # A first round, without an early draft.
+        found.link.load = ServerLoad(utilization=1.0)
         await found.round()
         await found.commands()
-        found.link.load = ServerLoad(busy=0.0)
+        found.link.load = ServerLoad(utilization=0.0)
         yield found
 
 
-async def test_a_bet_that_is_won_is_the_next_proposal_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
+async def test_an_early_draft_that_is_won_is_the_next_proposal_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
         assert (await found.propose()).tokens == [9, 10, 11]
         assert await found.commands() == [(7, [7, 8], 3), (11, [11], 4)]
@@ -204,11 +188,11 @@ async def test_a_bet_that_is_won_is_the_next_proposal_and_nothing_else_is_asked_
         assert proposal.report.is_ahead
         assert await found.commands() == [(15, [15], 4)]
         assert (await found.round()).tokens == [17, 18, 19]
-        assert found.num_bets == (2, 0)
+        assert found.num_hits_and_misses == (2, 0)
 
 
 @pytest.mark.parametrize("wrong", [9, 11, 12], ids=["first draft", "last draft", "bonus"])
-async def test_a_bet_that_is_lost_ends_at_once_and_drafting_begins_anew(tmp_path: Path, wrong: int) -> None:
+async def test_an_early_draft_that_is_lost_ends_at_once_and_drafting_begins_anew(tmp_path: Path, wrong: int) -> None:
     async with rounds(tmp_path) as found:
         found.fake.wrong = {wrong}
         await found.round()
@@ -219,13 +203,13 @@ async def test_a_bet_that_is_lost_ends_at_once_and_drafting_begins_anew(tmp_path
         # To its start, or before it.
         position = min(11, begin - 1)
         tail = list(range(position, begin))
-        bet = (begin + 2, [begin + 2], 4)
+        early_draft = (begin + 2, [begin + 2], 4)
         truncates = [position] if wrong == 12 else []
-        assert await found.commands() == [*truncates, (position, tail, 3), bet]
-        assert found.num_bets == (0, 1)
+        assert await found.commands() == [*truncates, (position, tail, 3), early_draft]
+        assert found.num_hits_and_misses == (0, 1)
 
 
-async def test_a_truncate_ends_a_bet_before_the_next_proposal_is_asked_for(tmp_path: Path) -> None:
+async def test_a_truncate_ends_an_early_draft_before_the_next_proposal_is_asked_for(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
         found.fake.wrong = {9}
         await found.round()
@@ -254,7 +238,7 @@ async def test_a_policy_may_ask_for_fewer_and_verify_fewer(tmp_path: Path) -> No
         assert proposal.report.confidences == [confidence(each) for each in proposal.tokens]
         found.verify(proposal, num_verified=1)
         assert (await found.round(2)).tokens == [17, 18]
-        assert found.num_bets == (3, 0)
+        assert found.num_hits_and_misses == (3, 0)
 
 
 async def test_a_proposal_after_looked_up_tokens_is_drafted_anew(tmp_path: Path) -> None:
@@ -263,10 +247,10 @@ async def test_a_proposal_after_looked_up_tokens_is_drafted_anew(tmp_path: Path)
         proposal = await found.propose(3, after=(13, 14))
         assert proposal.tokens == [15, 16, 17]
         assert not proposal.report.is_ahead
-        assert found.num_bets == (0, 1)
+        assert found.num_hits_and_misses == (0, 1)
 
 
-async def test_a_round_waits_for_a_bet_that_is_not_answered_yet(tmp_path: Path) -> None:
+async def test_a_round_waits_for_an_early_draft_that_is_not_answered_yet(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
         proposal = await found.drafter.propose(found.context, 3)
         found.fake.may_answer.clear()
@@ -278,11 +262,11 @@ async def test_a_round_waits_for_a_bet_that_is_not_answered_yet(tmp_path: Path) 
         assert (await waiting).tokens == [13, 14, 15]
 
 
-async def test_a_move_to_another_server_drops_the_bet(tmp_path: Path) -> None:
+async def test_a_move_to_another_server_drops_the_early_drafts(tmp_path: Path) -> None:
     async with rounds(tmp_path, num_servers=2) as found:
         await found.round()
         await found.commands()
-        assert found.drafter._place.move()
+        assert found.drafter._placement.migrate()
         proposal = await found.propose()
         assert (proposal.tokens, proposal.report.is_ahead) == ([13, 14, 15], False)
         assert (0, list(range(13)), 3) in await found.commands()
@@ -301,16 +285,16 @@ async def test_an_answer_that_comes_too_late_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("misfit", [[], [512], [13] * 5], ids=["nothing", "no token", "more than asked for"])
-async def test_an_answer_that_does_not_fit_loses_the_bet(tmp_path: Path, misfit: list[int]) -> None:
+async def test_an_answer_that_does_not_fit_loses_the_early_drafts(tmp_path: Path, misfit: list[int]) -> None:
     async with rounds(tmp_path) as found:
         found.fake.misfits[12] = misfit
         await found.round()
         assert (await found.propose()).tokens == [13, 14, 15]
-        assert found.num_bets == (0, 1)
+        assert found.num_hits_and_misses == (0, 1)
 
 
 @pytest.mark.parametrize("ends", ["while it is drafted", "while a round waits for it"])
-async def test_a_link_that_breaks_costs_the_bet_alone(tmp_path: Path, ends: str) -> None:
+async def test_a_link_that_breaks_costs_the_early_drafts_alone(tmp_path: Path, ends: str) -> None:
     unseen: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, told: unseen.append(told))
     async with rounds(tmp_path) as found:
@@ -331,8 +315,51 @@ async def test_a_link_that_breaks_costs_the_bet_alone(tmp_path: Path, ends: str)
             while found.drafter.absence(found.context):
                 await asyncio.sleep(0.01)
         assert (await found.propose()).tokens == [13, 14, 15]
-        assert found.num_bets == (0, 1)
+        assert found.num_hits_and_misses == (0, 1)
     assert unseen == []
+
+
+@pytest.mark.parametrize("is_early_draft", [True, False])
+async def test_a_death_during_an_early_draft_counts_as_one_during_a_proposal(
+    tmp_path: Path, is_early_draft: bool
+) -> None:
+    """The third one in a row is the last."""
+    async with rounds(tmp_path) as found:
+
+        async def die() -> None:
+            found.fake.end_streams()
+            while found.link.is_up:
+                await asyncio.sleep(0.01)
+            found.fake.may_answer.set()
+            while found.drafter.absence(found.context) in ("draft server away", "draft server in trouble"):
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(20):
+            if is_early_draft:
+                proposal = await found.drafter.propose(found.context, 3)
+                found.fake.may_answer.clear()
+                found.verify(proposal)
+                await die()
+            for _ in range(2):
+                found.fake.may_answer.clear()
+                asking = asyncio.ensure_future(found.propose())
+                await asyncio.sleep(0.05)
+                await die()
+                assert (await asking).tokens == []
+            is_over = found.drafter.absence(found.context) == "it may have killed draft servers"
+            assert is_over == is_early_draft
+
+
+async def test_an_early_draft_that_was_waited_for_too_long_is_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rounds(tmp_path) as found:
+        proposal = await found.drafter.propose(found.context, 3)
+        found.fake.may_answer.clear()
+        found.verify(proposal)
+        monkeypatch.setattr(found.drafter._deadline, "seconds", lambda num_tokens: 0.05)
+        assert (await found.propose()).tokens == []
+        assert found.num_hits_and_misses == (0, 1)
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
@@ -363,18 +390,18 @@ async def test_a_device_that_is_shared_or_not_told_of_is_not_taken(tmp_path: Pat
         assert await found.commands() == [(7, [7, 8], 3)]
 
 
-async def test_a_draft_server_that_is_busy_for_others_gets_no_bets(tmp_path: Path) -> None:
+async def test_a_draft_server_that_is_busy_for_others_gets_no_early_drafts(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
-        found.link.load = ServerLoad(busy=0.6)
+        found.link.load = ServerLoad(utilization=0.6)
         await found.round()
         assert await found.commands() == [(7, [7, 8], 3)]
         # It is busy for this coordinator alone.
-        found.bets.at(found.link).use(0.4)
+        found.ahead_stats.at(found.link).use(0.4)
         await found.round()
         assert len(await found.commands()) == 2
 
 
-async def test_drafts_that_take_longer_than_what_they_save_get_no_bets(tmp_path: Path) -> None:
+async def test_drafts_that_take_longer_than_what_they_save_get_no_early_drafts(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
         found.fake.step_us = 1_000_000
         await found.round()
@@ -410,11 +437,11 @@ def test_texts_that_would_depend_on_it_are_not_drafted_ahead(
 
 async def test_the_factory_makes_it_for_requests_that_it_fits(tmp_path: Path) -> None:
     async with rounds(tmp_path) as found:
-        place, resources = found.drafter._place, Resources(targets=found.drafter._targets)
+        placement, resources = found.drafter._placement, Resources(targets=found.drafter._targets)
         request = found.context.request
-        assert isinstance(make_model(resources, request, place), AheadDrafter)
+        assert isinstance(make_model(resources, request, placement), AheadDrafter)
         drawn = replace(request, sampling=DRAWN, speculation=SpeculationParams(rule=Rule.REJECTION))
-        assert not isinstance(make_model(resources, drawn, place), AheadDrafter)
-        assert not isinstance(make_model(replace(resources, targets=None), request, place), AheadDrafter)
-        shared = SimpleNamespace(members=[SimpleNamespace(link=found.link)])
-        assert not isinstance(make_model(replace(resources, targets=shared), request, place), AheadDrafter)
+        assert not isinstance(make_model(resources, drawn, placement), AheadDrafter)
+        assert not isinstance(make_model(replace(resources, targets=None), request, placement), AheadDrafter)
+        shared = SimpleNamespace(endpoints=[SimpleNamespace(link=found.link)])
+        assert not isinstance(make_model(replace(resources, targets=shared), request, placement), AheadDrafter)

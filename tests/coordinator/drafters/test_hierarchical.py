@@ -10,7 +10,7 @@ from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.hierarchical import HierarchicalDrafter, best_num_guesses
 from coordinator.drafters.ngram import NgramDrafter
 from tests.coordinator.contexts import make_context
-from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked, place
+from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked, placement
 
 # Behind 3 4 5 n-grams foresee 6 1 2 3.
 REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
@@ -22,7 +22,7 @@ async def guesses(folder: Path, fill: Callable[[Any], None], num_rounds: int, pr
     fake = FakeDraft(fill)
     async with linked(fake, folder) as pool:
         context = make_context(prompt)
-        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
+        drafter = HierarchicalDrafter(placement(pool), context.request, DraftDeadline(), NgramDrafter())
         for _ in range(num_rounds):
             proposal = await drafter.propose(context, 5)
             assert (len(proposal), proposal.report.drafter) == (5, "hierarchical")
@@ -46,7 +46,7 @@ async def test_a_guess_behind_a_wrong_one_says_nothing(tmp_path: Path) -> None:
     context = make_context([1, 2, 3, 4, 7, 2, 3, 4, 5, 6, 2])
     fake = FakeDraft(fill_with(tokens=[9, 4, 5, 6, 2]))
     async with linked(fake, tmp_path) as pool:
-        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
+        drafter = HierarchicalDrafter(placement(pool), context.request, DraftDeadline(), NgramDrafter())
         before = dict.fromkeys(await NgramDrafter().candidates(context, 4))
         first, *others = before
         rates = {kind: drafter._rates[kind] for kind in before}
@@ -63,7 +63,7 @@ async def test_one_draft_needs_no_guess(tmp_path: Path) -> None:
     fake = FakeDraft(fill_with(tokens=[6]))
     async with linked(fake, tmp_path) as pool:
         context = make_context(REPEATING)
-        drafter = HierarchicalDrafter(place(pool), context.request, DraftDeadline(), NgramDrafter())
+        drafter = HierarchicalDrafter(placement(pool), context.request, DraftDeadline(), NgramDrafter())
         assert (await drafter.propose(context, 1)).tokens == [6]
     assert list(fake.asked[0].guess_tokens) == []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -210,3 +211,18 @@ async def test_long_prompt_gives_others_their_turn_and_is_counted_whole() -> Non
     task.cancel()
     assert proposal.tokens == [100, 101]
     assert turns >= 4
+
+
+@pytest.mark.parametrize("num_different", [50_000, 400, 9])
+def test_a_table_takes_few_bytes_a_token(num_different: int) -> None:
+    """Each running generation has one."""
+    coin = random.Random(1)
+    tokens = [1000 + coin.randrange(num_different) for _ in range(2 * DEFAULT_SHAPE.window_tokens)]
+    tracemalloc.start()
+    try:
+        table = make_table(tokens)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(table) > 0
+    assert num_bytes / DEFAULT_SHAPE.window_tokens < 250 * len(DEFAULT_SHAPE.orders)

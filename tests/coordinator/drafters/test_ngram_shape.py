@@ -14,13 +14,12 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_or
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
-from coordinator.remote.link import DRAFT
-from coordinator.remote.load import ForwardTimes
 from coordinator.remote.pool import Pool
+from coordinator.remote.server_load import ForwardTimes
 from paceline.errors import InvalidArgument
-from paceline.rpc.members import Members
+from paceline.rpc.address_source import AddressSource
 from paceline.settings import make_settings
-from paceline.speculation import Bounds, Drafter, SpeculationParams
+from paceline.speculation_params import Bounds, Drafter, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked
 
@@ -85,7 +84,7 @@ def after_a_token(drafter: Drafter, length: int | Bounds) -> Context:
 async def test_all_ngrams_have_the_orders_asked_for(
     drafter: Drafter, length: int | Bounds, has_draft: bool, orders: tuple[int, ...]
 ) -> None:
-    pool = Pool(DRAFT, Members("draft", "127.0.0.1:1"), lambda address, card: None)
+    pool = Pool("draft", AddressSource("draft", "127.0.0.1:1"), lambda address, model_info: None)
     await pool.start()
     context = after_a_token(drafter, length)
     resources = Resources(pool if has_draft else None, ngram_shape=NgramShape(orders=orders))

@@ -14,8 +14,8 @@ from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
 from coordinator.policy.policies import Policies
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
-from coordinator.remote.load import ForwardTimes
-from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
+from coordinator.remote.server_load import ForwardTimes
+from paceline.speculation_params import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
 PROMPT = [900, 901]

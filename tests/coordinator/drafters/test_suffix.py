@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.context import Context
 from coordinator.drafters.suffix import SuffixDrafter
-from coordinator.drafters.token_index import END, MAX_SALTS, PART_TOKENS, RecentAnswers, TokenIndex
+from coordinator.drafters.token_index import END, MAX_SALTS, PART_TOKENS, SuffixCache, TokenIndex
 from tests.coordinator.contexts import decide, make_context
 
 TEXT = list(range(100, 200))
@@ -94,7 +94,7 @@ async def test_a_proposal_says_who_made_it_and_is_no_longer_than_asked() -> None
 
 
 async def test_requests_with_one_salt_share_their_answers_and_no_others() -> None:
-    answers = RecentAnswers(capacity=1024)
+    answers = SuffixCache(capacity=1024)
     await answers.add("a", TEXT)
     assert await proposed(after([100, 101]), answers.of("a")) == [102, 103, 104, 105]
     for salt in ("", "b", "A"):
@@ -102,7 +102,7 @@ async def test_requests_with_one_salt_share_their_answers_and_no_others() -> Non
 
 
 async def test_the_salt_that_was_used_last_long_ago_is_forgotten() -> None:
-    answers = RecentAnswers(capacity=16)
+    answers = SuffixCache(capacity=16)
     await answers.add("first", [1, 2, 3])
     await answers.add("second", [1, 2, 3])
     for number in range(MAX_SALTS - 2):
@@ -115,6 +115,6 @@ async def test_the_salt_that_was_used_last_long_ago_is_forgotten() -> None:
 
 @pytest.mark.parametrize("length", [3, PART_TOKENS, PART_TOKENS + 3, 5 * PART_TOKENS])
 async def test_a_long_answer_is_remembered_up_to_its_end(length: int) -> None:
-    answers = RecentAnswers(capacity=2 * PART_TOKENS)
+    answers = SuffixCache(capacity=2 * PART_TOKENS)
     await answers.add("", range(length))
     assert await proposed(after([length - 3, length - 2]), answers.of("")) == [length - 1]

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Verdict
+from coordinator.acceptance import Origin, Outcome, VerifyResult
 from coordinator.stats import Round
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context
 from tests.coordinator.policy.world import Crowd, World, begin, make_policy
@@ -148,7 +148,7 @@ async def test_the_prompts_round_teaches_nothing() -> None:
     world = World()
     policy, context = make_policy(world), make_context([1, 2, 3])
     proposal = await policy.propose(context)
-    policy.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
+    policy.learn(Round(proposal, VerifyResult([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
     assert world.experience.costs.verify_s(0) == world.verify_s
     assert (len(proposal), proposal.report.reason) == (0, "the prompt's round")
 

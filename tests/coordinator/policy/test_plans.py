@@ -5,17 +5,17 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
 from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy
 from coordinator.policy.costs import CostModel, DraftForwards
 from coordinator.policy.experience import Confidence, Experience
-from coordinator.remote.load import ForwardTimes
+from coordinator.remote.server_load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds, Rule
 from tests.coordinator.policy.world import begin, told
 
 
@@ -48,18 +48,18 @@ class Model(ModelDrafter):
     def __init__(self, confidences: Sequence[float], draws: bool = False) -> None:
         self._confidences, self._draws = list(confidences), draws
         self.after: Sequence[int] = ()
-        self.least_confidence = 0.0
+        self.min_probability = 0.0
 
     @property
     def times(self) -> ForwardTimes:
         return told(0.002, 0.0001)
 
     async def propose(
-        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+        self, context: Context, num_draft_tokens: int, min_probability: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
-        self.after, self.least_confidence = list(after), least_confidence
+        self.after, self.min_probability = list(after), min_probability
         confidences = self._confidences[:num_draft_tokens]
-        num_sure = next((at for at, each in enumerate(confidences) if each < least_confidence), num_draft_tokens)
+        num_sure = next((at for at, each in enumerate(confidences) if each < min_probability), num_draft_tokens)
         confidences = confidences[: num_sure + 1]
         tokens = [20 + index for index in range(len(confidences))]
         supports = [np.array([token, 99]) for token in tokens] if self._draws else []
@@ -85,11 +85,11 @@ async def test_a_look_up_that_ends_early_is_continued_by_the_model() -> None:
     assert proposal.report.split(3) == [("ngram", "", 2), ("model", "", 1)]
 
 
-async def test_looked_up_tokens_are_certain_where_a_models_are_drawn() -> None:
+async def test_looked_up_tokens_have_no_distribution_where_a_models_have() -> None:
     proposal = await make(Lookup([True] * 50), Model([0.9], draws=True)).propose(begin([1]))
     assert proposal.tokens == [7, 8, 20]
-    assert [list(each) for each in proposal.supports] == [[7], [8], [20, 99]]
-    assert [list(each) for each in proposal.support_probs[:2]] == [[1.0], [1.0]]
+    assert [list(each) for each in proposal.supports] == [[20, 99]]
+    assert proposal.num_matched(Rule.REJECTION) == 2
 
 
 async def test_matches_that_mislead_are_left_to_the_model() -> None:
@@ -137,19 +137,19 @@ async def test_a_crowd_keeps_its_plan_for_as_long_as_its_decision() -> None:
     for row_s in (0.001, 0.019):
         policy._costs._target_times = lambda row_s=row_s: told(0.02, row_s)  # type: ignore[misc]
         await policy.propose(begin([1]))
-        limits.append(model.least_confidence)
+        limits.append(model.min_probability)
     assert limits[0] == limits[1] > 0
     policy._costs.decide(gains=True)
     policy._costs.level.decided_until += 1
     await policy.propose(begin([1]))
-    assert model.least_confidence > limits[0]
+    assert model.min_probability > limits[0]
 
 
 async def test_a_model_stops_sooner_where_its_drafts_cost_more() -> None:
     cheap, dear = Model([0.9] * 8), Model([0.9] * 8)
     await make(None, cheap, row_s=0.0001).propose(begin([1]))
     await make(None, dear, row_s=0.004).propose(begin([1]))
-    assert 0 < cheap.least_confidence < dear.least_confidence < 1
+    assert 0 < cheap.min_probability < dear.min_probability < 1
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.5, 1e-4])
@@ -177,7 +177,7 @@ def test_what_was_drafted_ahead_says_nothing_of_how_long_drafting_takes() -> Non
         costs.note(costs, is_drafting=True)
         proposal = Proposal([1, 2], report=DraftReport(drafter="model", is_ahead=is_ahead))
         outcome, ended_s = Outcome([1, 2, 3], 2, Origin.BONUS), propose_s + 0.02
-        finished = Round(proposal, Verdict([1, 2, 3]), outcome, 0.0, propose_s, ended_s)
+        finished = Round(proposal, VerifyResult([1, 2, 3]), outcome, 0.0, propose_s, ended_s)
         costs.learn(finished, ended_s, forwards, 2, is_like_others=True, num_unfed=1, sources=["model"])
     assert costs.draft_s(forwards)(1, 2) == pytest.approx(0.01)
 

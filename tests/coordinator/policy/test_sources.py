@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.drafters.drafter import DrafterSet
 from coordinator.policy.adaptive import AdaptivePolicy
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds
 from tests.coordinator.policy.world import Guesser, World, begin, told
 
 ROUNDS = 300
@@ -24,7 +24,7 @@ async def models_used(world: World, coin: random.Random) -> list[str]:
     used, context = [], begin([0] * 50)
     for _ in range(ROUNDS):
         await world.play(policy, 1, coin, context)
-        used.append("" if policy._plan.source is None else policy._plan.source.drafter.draft)
+        used.append("" if policy._plan.source is None else policy._plan.source.drafter.draft_model)
     return used
 
 
@@ -79,7 +79,7 @@ async def test_what_a_model_has_missed_is_read_only_for_a_rest_that_is_long_enou
         policy, models = policy_of(world)
         models["a"]._num_read = 2_000
         proposal = await policy.propose(begin([0] * 2_000, max_tokens))
-        assert (len(proposal) > 0, proposal.report.draft) == (True, better)
+        assert (len(proposal) > 0, proposal.report.draft_model) == (True, better)
 
 
 @pytest.mark.parametrize(("better", "worse"), ["ab", "ba"])
@@ -89,7 +89,7 @@ async def test_a_generation_begins_with_what_others_learned_of_each_model(better
     used = Counter[str]()
     for _ in range(10):
         proposal = await policy_of(world)[0].propose(begin([0]))
-        used[proposal.report.draft] += 1
+        used[proposal.report.draft_model] += 1
         await models_used(world, coin)
     assert used[better] > 7
 
@@ -107,8 +107,8 @@ async def test_a_model_that_is_away_is_skipped_at_once(num_others: int) -> None:
     for number in range(ROUNDS):
         models["a"].is_away = number // 50 % 2 == 1
         proposal = await policy.propose(context)
-        assert not (models["a"].is_away and proposal.report.draft == "a")
-        used[proposal.report.draft] += 1
+        assert not (models["a"].is_away and proposal.report.draft_model == "a")
+        used[proposal.report.draft_model] += 1
         await world.play(policy, 1, coin, context)
     assert min(used["a"], used["b"]) > 0.2 * ROUNDS
     for each in models.values():
@@ -127,7 +127,7 @@ async def test_a_model_that_is_not_used_reads_nothing() -> None:
 
 async def test_what_drafting_takes_is_learned_by_model() -> None:
     world, coin = World(noise=0.0), random.Random(7)
-    # Both cards tell a millisecond for a step.
+    # Both model_infos tell a millisecond for a step.
     world.draft_times = lambda draft: told(0.001, 0.0)  # type: ignore[method-assign]
     for name, draft_s in (("a", 0.003), ("b", 0.002)):
         world.models = {name: (0.9, draft_s)}

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, ModelDrafter
@@ -12,10 +12,10 @@ from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.costs import CostModel
 from coordinator.policy.experience import Experience
-from coordinator.remote.load import ForwardTimes
+from coordinator.remote.server_load import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
-from paceline.speculation import Bounds
+from paceline.speculation_params import Bounds
 from tests.coordinator.contexts import make_context
 
 
@@ -27,13 +27,13 @@ class Guesser(ModelDrafter):
 
     def __init__(self, world: "World | Crowd", draft: str = "") -> None:
         self._world = world
-        self.draft = draft
+        self.draft_model = draft
         self._num_read = 0
         self.is_away = False
 
     @property
     def times(self) -> ForwardTimes:
-        return self._world.draft_times(self.draft)
+        return self._world.draft_times(self.draft_model)
 
     def absence(self, context: Context) -> str:
         return "away" if self.is_away else ""
@@ -42,10 +42,10 @@ class Guesser(ModelDrafter):
         return self._num_read
 
     async def propose(
-        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+        self, context: Context, num_draft_tokens: int, min_probability: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         num_tail_tokens, self._num_read = len(context) - self._num_read, len(context) + num_draft_tokens - 1
-        report = DraftReport(drafter="model", draft=self.draft, num_tail_tokens=num_tail_tokens)
+        report = DraftReport(drafter="model", draft_model=self.draft_model, num_tail_tokens=num_tail_tokens)
         return Proposal([-1] * num_draft_tokens, report=report)
 
     def truncate(self, length: int) -> None:
@@ -73,7 +73,7 @@ def begin(prompt: list[int], max_tokens: int = 99_000) -> Context:
 
 @dataclass
 class World:
-    """Seconds of a draft step, of a forward of one row, of a further row, and of reading a token; and the chance that a
+    """Seconds of a draft step, of a forward pass of one row, of a further row, and of reading a token; and the chance that a
     decided draft of the model is right. Texts are of zeros, unless `text` says what comes."""
 
     alpha: float = 0.5
@@ -102,7 +102,7 @@ class World:
                 break
             proposal = await policy.propose(context)
             by_model = proposal.report.drafter == "model" and len(proposal) > 0
-            alpha, draft_s = self.model(proposal.report.draft)
+            alpha, draft_s = self.model(proposal.report.draft_model)
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
@@ -117,7 +117,7 @@ class World:
             proposed_s = self.now_s + propose_s
             ended_s = proposed_s + self._about(self.verify_s + self.row_s * len(proposal), coin)
             outcome = Outcome(coming[: accepted + 1], accepted, Origin.BONUS)
-            policy.learn(Round(proposal, Verdict([0]), outcome, self.now_s, proposed_s, ended_s))
+            policy.learn(Round(proposal, VerifyResult([0]), outcome, self.now_s, proposed_s, ended_s))
             context.extend(outcome)
             policy.truncate(len(context) - 1)
             self.now_s = ended_s
@@ -135,7 +135,7 @@ class World:
 
 
 class Crowd:
-    """Sequences in one forward, which takes longer for every draft in it."""
+    """Sequences in one forward pass, which takes longer for every draft in it."""
 
     def __init__(self, alphas: list[float], coin: random.Random) -> None:
         self.alphas = alphas
@@ -165,7 +165,7 @@ class Crowd:
             for proposal, alpha, policy in zip(proposals, self.alphas, self.policies, strict=True):
                 accepted = next((i for i in range(len(proposal)) if self.coin.random() >= alpha), len(proposal))
                 outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
-                policy.learn(Round(proposal, Verdict([0]), outcome, self.now_s, self.now_s, ended_s))
+                policy.learn(Round(proposal, VerifyResult([0]), outcome, self.now_s, self.now_s, ended_s))
                 tokens += accepted + 1
             self.now_s = ended_s + self.gap_each_draft_s * num_drafts
         return tokens / (self.now_s - began_s)

@@ -4,11 +4,13 @@ import json
 import mmap
 import random
 import re
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -16,16 +18,17 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from coordinator.grammars import Grammars
 from coordinator.tokenizer import Tokenizer as ChatTokenizer
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
 from coordinator.tools.call_grammar import make_call_grammar
 from coordinator.tools.chats import Chats
-from coordinator.tools.tools import Tools
+from coordinator.tools.offered_tools import Tools
 from paceline.engine.models.gguf.header import read_header
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
 from paceline.engine.models.weights import find_gguf
 from paceline.errors import InvalidArgument
-from paceline.grammar import GrammarEngine, allows
+from paceline.grammar import Grammar, GrammarEngine, allows
 from tests.coordinator.tools.test_call_parser import read, written
 from tests.thinking import thinking_tokenizer_files
 
@@ -130,7 +133,7 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
         many, one = (text.removeprefix(call_format.begin) for text in (many, one))
     ends = ("over",) if call_format.is_list else ("yes",)
     for choice in ("auto", "required"):
-        grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_id)
+        grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_id).text
         assert vocabulary.check(grammar, many) in ends
         assert vocabulary.check(grammar, one + " and") == " and"
         # Qwen2.5-Coder writes a line break after every call, and must still be able to end.
@@ -138,10 +141,10 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
             assert vocabulary.check(grammar, many + "\n") == "yes"
         # No white space but the format's own.
         assert vocabulary.check(grammar, one.replace(": 3", ":3")) not in ("yes", "over", "more")
-        single = make_call_grammar(tools_with(choice, parallel=False), call_format, vocabulary.special_id)
+        single = make_call_grammar(tools_with(choice, parallel=False), call_format, vocabulary.special_id).text
         assert vocabulary.check(single, one) == "over"
         assert vocabulary.check(single, many) not in ("yes", "over", "more")
-    named = make_call_grammar(tools_with("get"), call_format, vocabulary.special_id)
+    named = make_call_grammar(tools_with("get"), call_format, vocabulary.special_id).text
     assert vocabulary.check(named, one) == "over"
     for other in ("", "hi", written(call_format, [GET_TIME]), many):
         assert vocabulary.check(named, other) != "over"
@@ -154,14 +157,14 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
 ])  # fmt: skip
 def test_other_calls_are_refused(vocabulary: Vocabulary, call_format: CallFormat, name: str, arguments: str) -> None:
     text = written(call_format, [(name, arguments)])
-    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id)
+    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
     assert vocabulary.check(grammar, text) not in ("yes", "over", "more")
 
 
 @each_format
 def test_text_is_free_until_a_marker_comes(vocabulary: Vocabulary, call_format: CallFormat) -> None:
-    free = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id)
-    required = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id)
+    free = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id).text
+    required = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
     for text in ("Hello.\n\n", '{"name": "got", "age": 3}', "[1]", "<tool", "x ```json\n{}\n``` é🙂"):
         assert vocabulary.check(free, text) == "yes"
         assert vocabulary.check(required, text) not in ("yes", "over")
@@ -173,9 +176,9 @@ def test_text_is_free_until_a_marker_comes(vocabulary: Vocabulary, call_format: 
 
 
 def test_a_special_marker_leaves_all_other_tokens_to_the_text() -> None:
-    """Also special ones, as those around a thought."""
+    """Also special ones, as those around reasoning."""
     vocabulary = embedded(*MARKERS, "<think>")
-    grammar = make_call_grammar(tools_with("auto"), HERMES, vocabulary.special_id)
+    grammar = make_call_grammar(tools_with("auto"), HERMES, vocabulary.special_id).text
     matcher = LLMatcher(vocabulary.engine, grammar)
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
     size = vocabulary.engine.vocab_size
@@ -184,7 +187,7 @@ def test_a_special_marker_leaves_all_other_tokens_to_the_text() -> None:
 
 @each_format
 def test_the_parser_reads_what_the_grammar_writes(vocabulary: Vocabulary, call_format: CallFormat) -> None:
-    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id)
+    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
     chance, num_read = random.Random(1), 0
     schemas = {"get": WEATHER, "get_time": TIME, "ping": {"maxProperties": 0}}
     for _ in range(5):
@@ -209,7 +212,7 @@ def test_a_marker_that_is_a_token_is_that_token(is_special: bool) -> None:
     tokenizer, engine = ChatTokenizer(files), GrammarEngine(files["tokenizer.json"], 512, [0])
     call = tokenizer.encode(written(HERMES, [GET]), add_special_tokens=False)
     for choice, text in (("get", ""), ("auto", "Hello. ")):
-        guide = engine.grammar(Chats(tokenizer).call_grammar(tools_with(choice), None)).guide()
+        guide = engine.grammar(Chats(tokenizer).call_grammar(tools_with(choice), None).text).guide()
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert allows(guide.mask(ids), call[0])
         assert guide.is_over([*ids, *call]) == (choice == "get")
@@ -221,28 +224,80 @@ def strict_tool(strict: bool) -> Tools:
 
 
 def no_special(name: str) -> None:
-    return None
+    """Each marker is text."""
 
 
-def test_only_a_strict_tool_refuses_what_cant_be_enforced() -> None:
-    assert make_call_grammar(strict_tool(False), HERMES, no_special)
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    path = find_gguf("smollm2-135m")
+    assert path is not None
+    with path.open("rb") as opened:
+        header = read_header(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    made = Grammars(tokenizer_files(header)["tokenizer.json"], 49152, [0])
+    yield made
+    made.close()
+
+
+async def compile_tools(grammars: Grammars, tools: Tools) -> Grammar:
+    made = make_call_grammar(tools, HERMES, no_special)
+    return await grammars.compile(made.text, parts=made.parts)
+
+
+async def test_only_a_strict_tool_refuses_what_cant_be_enforced(grammars: Grammars) -> None:
+    assert await compile_tools(grammars, strict_tool(False))
     with pytest.raises(InvalidArgument, match=r"of odd can't be enforced: .*propertyNames") as error:
-        make_call_grammar(strict_tool(True), HERMES, no_special)
+        await compile_tools(grammars, strict_tool(True))
     assert error.value.field == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize("schema", [
-    {"properties": {"a": 5}}, {"properties": {"a": {"pattern": "(?=x)y"}}}, {"$ref": "http://x/y"}, {"properties": {"a": {"$ref": "#/b"}}},
+    {"properties": {"a": 5}}, {"type": "object", "properties": {"a": {"type": "text"}}}, {"$ref": "http://x/y"}, {"properties": {"a": {"$ref": "#/b"}}},
 ])  # fmt: skip
-def test_a_schema_that_is_none_is_refused_though_not_strict(schema: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument, match="of f can't be enforced"):
-        make_call_grammar(Tools(({"name": "f", "parameters": schema},)), HERMES, no_special)
+async def test_a_schema_that_is_none_is_refused_though_not_strict(
+    grammars: Grammars, schema: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidArgument, match="of f can't be enforced") as error:
+        await compile_tools(grammars, Tools(({"name": "f", "parameters": schema},)))
+    assert error.value.field == "tools[0].function.parameters"
+
+
+def test_no_schema_is_compiled_where_the_grammar_is_written() -> None:
+    """Five tools of this kind, 8 kB in all, take a processor for seconds."""
+    parts = [{"anyOf": [{"properties": {f"{at}{each}": {"type": "string"}}} for each in "abc"]} for at in range(10)]
+    tools = Tools(tuple({"name": f"f{at}", "parameters": {"allOf": parts}} for at in range(5)))
+    calls: list[str] = []
+
+    def on_call(frame: object, event: str, called: Any) -> None:
+        if event == "c_call" and "LLMatcher" in (name := getattr(called, "__qualname__", "")):
+            calls.append(name)
+
+    sys.setprofile(on_call)
+    try:
+        grammar = make_call_grammar(tools, HERMES, no_special)
+    finally:
+        sys.setprofile(None)
+    assert len(grammar.parts) == 5
+    assert calls == []
+
+
+def test_what_a_tool_asks_in_vain_is_named_and_other_tools_are_enforced() -> None:
+    agents = {
+        "properties": {"a": {"type": "string", "pattern": "(?=x)y"}, "n": {"maxLength": 10.0, "minimum": -(2**63)}}
+    }
+    odd = {"$schema": "https://json-schema.org/draft-07/schema#"} | agents
+    tools = Tools((FUNCTIONS[0], {"name": "odd", "parameters": odd}))
+    assert make_call_grammar(tools, HERMES, no_special).left_out == ["of odd /properties/a/pattern: look-around"]
+    with pytest.raises(InvalidArgument, match="of odd can't be enforced: /properties/a/pattern: look-around") as error:
+        make_call_grammar(Tools(({"name": "odd", "parameters": odd, "strict": True},)), HERMES, no_special)
+    assert error.value.field == "tools[0].function.parameters"
 
 
 def test_a_clients_own_directions_are_overruled() -> None:
     vocabulary = embedded()
     schema = WEATHER | {"x-guidance": {"whitespace_flexible": True, "lenient": True}}
-    grammar = make_call_grammar(Tools(({"name": "get", "parameters": schema},), "get"), HERMES, vocabulary.special_id)
+    grammar = make_call_grammar(
+        Tools(({"name": "get", "parameters": schema},), "get"), HERMES, vocabulary.special_id
+    ).text
     assert vocabulary.check(grammar, written(HERMES, [("get", '{ "city": "a"}')])).startswith(" ")
 
 
@@ -255,7 +310,7 @@ def test_twenty_tools_compile_quickly(tell: Callable[[str], None]) -> None:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        grammar = make_call_grammar(tools, HERMES, vocabulary.special_id)
+        grammar = make_call_grammar(tools, HERMES, vocabulary.special_id).text
         assert not LLMatcher(vocabulary.engine, grammar).is_error()
         times.append(time.perf_counter() - start)
     tell(f"20 tools compile in {1e3 * min(times):.0f} ms")
@@ -269,7 +324,7 @@ def test_beside_a_schema_an_answer_is_of_it_or_calls(vocabulary: Vocabulary, cal
         with pytest.raises(InvalidArgument, match="beside tools"):
             make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer)
         return
-    grammar = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer)
+    grammar = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer).text
     for text in ('{"sum": 5}', written(call_format, [GET])):
         assert vocabulary.check(grammar, text) in ("yes", "over")
     assert vocabulary.check(grammar, "It is 5.") not in ("yes", "over", "more")

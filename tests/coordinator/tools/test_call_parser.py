@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
 from coordinator.tools.call_parser import CallParser, ContentDelta
-from coordinator.tools.tools import Tools
+from coordinator.tools.offered_tools import Tools
 from paceline.results import ToolCallDelta
 
 NAMES = ("get", "get_time")
@@ -66,6 +66,13 @@ TEXTS = st.sampled_from(
 @given(st.sampled_from(CALL_FORMATS), TEXTS, CALLS, st.sampled_from(("", "\n", " \n\n")))
 def test_calls_behind_text_are_found(call_format: CallFormat, text: str, calls: list[Call], space: str) -> None:
     assert read(text + space + written(call_format, calls) + space, call_format) == (text, calls, True)
+
+
+@given(CALLS, st.sampled_from(("\n", "", " \n\n")), st.booleans())
+def test_bare_calls_may_follow_one_another(calls: list[Call], separator: str, is_fenced: bool) -> None:
+    """As Qwen2.5-Coder writes them: an object a line, without marks."""
+    text = separator.join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls)
+    assert read(f"```json\n{text}\n```" if is_fenced else text) == ("", calls, True)
 
 
 PARTS = st.sampled_from(
@@ -163,11 +170,11 @@ def test_a_call_that_is_cut_is_not_whole(cut: str) -> None:
 def test_a_call_that_is_cut_in_its_frame_is_no_content(call_format: CallFormat) -> None:
     for text in ("", "Well. "):
         whole = text + written(call_format, [("get", '{"a": 1}')])
-        for end in range(len(text + call_format.begin), len(whole)):
+        for end in range(len(text), len(whole)):
             parser = CallParser(TOOLS, call_format, "request")
             deltas = parser.feed(whole[:end]) + parser.finish(is_cut=True)
             content = "".join(each.text for each in deltas if isinstance(each, ContentDelta))
-            # After a marker; a bare beginning may be any JSON.
+            # A bare beginning may be any JSON.
             assert content.strip() == text.strip() or (call_format.is_bare and not text)
 
 

@@ -7,9 +7,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from coordinator.tools.call_formats import CALL_FORMATS, HERMES
-from coordinator.tools.conversation import Call, Message, renders_tools, to_template, write_out
-from coordinator.tools.tools import Tools
+from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
+from coordinator.tools.offered_tools import Tools
+from coordinator.tools.tool_messages import Call, Message, renders_calls, renders_tools, to_template, write_out
 from paceline.errors import InvalidArgument
 
 CALL = Call("call_1", "get", '{"a":"é <b>","n": 1.5}')
@@ -55,10 +55,47 @@ def test_a_template_gets_objects() -> None:
     assert '{"a": "é <b>", "n": 1.5}' in render_with(TEMPLATE)(messages, {})
 
 
-@pytest.mark.parametrize("arguments", ["[1]", "NaN", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 100_000, ""])
+@pytest.mark.parametrize("arguments", ["[1]", "NaN", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 100_000])
 def test_what_is_no_object_stays_text(arguments: str) -> None:
     (message,) = to_template([Message("assistant", "", (Call("c", "f", arguments),))], HERMES)
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", "null", "{}"])
+def test_a_call_without_arguments_has_an_empty_object(arguments: str) -> None:
+    chat = [Message("assistant", "", (Call("c", "f", arguments),))]
+    (message,) = to_template(chat, HERMES)
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    assert write_out(chat, None)[0]["content"] == '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+# As Granite 3.3's: tools and results, and of an assistant's message only the content.
+DROPS_CALLS = "{% if tools %}{{ tools | tojson }}{% endif %}{% for each in messages %}{{ each.role }}:{{ each.content }}\n{% endfor %}"
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "ping", "arguments": "{"}\n</tool_call>',
+    "mistral": '[TOOL_CALLS]get[ARGS]{"a": "é <b>", "n": 1.5}[TOOL_CALLS]ping[ARGS]"{"',
+    "mistral-list": '[TOOL_CALLS][{"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}, {"name": "ping", "arguments": "{"}]',
+    "llama": '<|python_tag|>{"name": "get", "parameters": {"a": "é <b>", "n": 1.5}}; {"name": "ping", "parameters": "{"}',
+}
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda each: each.name)
+def test_calls_that_a_template_drops_are_written_out(call_format: CallFormat) -> None:
+    render = render_with(DROPS_CALLS)
+    assert renders_tools(render)
+    assert not renders_calls(render, call_format)
+    text = render(to_template(CHAT, call_format, writes_calls=True), {})
+    assert text == (
+        f"system:Be brief.\nuser:Go.\nassistant:{WRITTEN[call_format.name]}\ntool:one\ntool:two\nassistant:Done.\n"
+    )
+
+
+def test_a_template_that_renders_calls_keeps_them() -> None:
+    assert renders_calls(render_with(TEMPLATE), HERMES)
+    # Nor is one judged that wants another chat.
+    refuses = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}" + DROPS_CALLS
+    assert renders_calls(render_with(refuses), HERMES)
 
 
 def test_mistrals_templates_get_short_ids() -> None:

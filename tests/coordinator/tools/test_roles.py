@@ -9,12 +9,12 @@ import torch
 
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
-from coordinator.tools.conversation import Call, Message
+from coordinator.tools.offered_tools import Tools
 from coordinator.tools.roles import Roles
-from coordinator.tools.tools import Tools
+from coordinator.tools.tool_messages import Call, Message
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import load_model
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.hosted import Host
 from tests.model_folder import change_json
 from tests.thinking import thinking_tokenizer_files, write_thinking_model
@@ -44,6 +44,11 @@ TEMPLATES = {
 USER, OTHER, ANSWER, SYSTEM, LATE = CHAT = (
     Message("user", "a"), Message("user", "b"), Message("assistant", "c"), Message("system", "d"), Message("system", "e"),
 )  # fmt: skip
+# As Gemma 2's, and one that passes over what it does not know.
+WITHOUT_SYSTEM = {
+    "refuses": TEMPLATES["demands turns"].replace("[system]{{ messages[0].content }}", "{{ raise_exception('no') }}"),
+    "drops": f"{{% for each in messages %}}{{% if each.role != 'system' %}}{TURN}{{% endif %}}{{% endfor %}}",
+}
 REMINDER = "<system-reminder>\ne\n</system-reminder>"
 CASES: dict[str, tuple[list[Message], dict[str, str]]] = {
     "two systems": ([SYSTEM, LATE, USER], {
@@ -87,6 +92,21 @@ def rendered(tokenizer: Tokenizer, messages: list[Message], tools: Tools | None 
 def test_a_template_gets_what_it_renders(name: str, case: str) -> None:
     messages, expected = CASES[case]
     assert rendered(tokenizer_with(TEMPLATES[name]), messages) == expected[name]
+
+
+@pytest.mark.parametrize("name", WITHOUT_SYSTEM)
+@pytest.mark.parametrize(("messages", "text"), [
+    ([SYSTEM, USER, ANSWER, OTHER], "[user]d\n\na[assistant]c[user]b"),
+    ([SYSTEM, LATE, USER], "[user]d\n\ne\n\na"),
+    ([SYSTEM, ANSWER, USER], "[user]d[assistant]c[user]a"),
+    ([SYSTEM], "[user]d"),
+    ([SYSTEM, USER, ANSWER, LATE, OTHER], f"[user]d\n\na[assistant]c[user]{REMINDER}SEAMb"),
+])  # fmt: skip
+def test_a_template_without_system_messages_gets_them_with_the_first_users(
+    name: str, messages: list[Message], text: str
+) -> None:
+    seam = "\n\n" if name == "refuses" else "[user]"
+    assert rendered(tokenizer_with(WITHOUT_SYSTEM[name]), messages) == text.replace("SEAM", seam)
 
 
 def test_the_embedded_models_chats_stay_as_they_are() -> None:

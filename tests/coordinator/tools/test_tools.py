@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from coordinator.tools.call_formats import CALL_FORMATS, find_call_format
-from coordinator.tools.tools import MAX_TOOLS, MAX_TOOLS_CHARACTERS, Tools, parameters_of
+from coordinator.tools.offered_tools import MAX_TOOLS_CHARACTERS, Tools, parameters_of
+from paceline.chats import MAX_TOOLS
 from paceline.errors import InvalidArgument
 
 
@@ -21,10 +22,10 @@ def parse(*tools: object, choice: str = "auto") -> Tools:
 def test_tools_are_read() -> None:
     schema = {"type": "object", "properties": {}}
     tools = parse(
-        tool(description=None, parameters=schema, strict=True), tool("x" * 64), tool("a.b-c_D9"), choice="get"
+        tool(description=None, parameters=schema, strict=True), tool("x" * 128), tool("a.b-c_D9"), choice="get"
     )
     assert tools.functions[:1] == ({"name": "get", "parameters": schema, "strict": True},)
-    assert tools.names == {"get", "x" * 64, "a.b-c_D9"}
+    assert tools.names == {"get", "x" * 128, "a.b-c_D9"}
     assert tools.offered == tools.functions[:1]
     assert tools.for_template[0] == tool(parameters=schema)
     assert parse(tool(), choice="none").offered == ()
@@ -39,7 +40,7 @@ def test_arguments_are_an_object_and_none_without_parameters() -> None:
 @pytest.mark.parametrize(("tools", "field"), [
     ([], "tools"), ([tool(f"f{at}") for at in range(MAX_TOOLS + 1)], "tools"), ([1], "tools[0]"), ([{}], "tools[0].type"),
     ([tool() | {"type": "custom"}], "tools[0].type"), ([{"type": "function"}], "tools[0].function"),
-    ([tool(), tool("")], "tools[1].function.name"), ([tool(1)], "tools[0].function.name"), ([tool("x" * 65)], "tools[0].function.name"),
+    ([tool(), tool("")], "tools[1].function.name"), ([tool(1)], "tools[0].function.name"), ([tool("x" * 129)], "tools[0].function.name"),
     ([tool("a b")], "tools[0].function.name"), ([tool("é")], "tools[0].function.name"), ([tool("a\n")], "tools[0].function.name"),
     ([tool(), tool("b"), tool()], "tools[2].function.name"), ([tool(description=1)], "tools[0].function.description"),
     ([tool(parameters=[])], "tools[0].function.parameters"), ([tool(parameters={"type": "string"})], "tools[0].function.parameters.type"),

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.errors import OutOfRange, ResourceExhausted
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 12, 4
 OPTIONS = SequenceOptions(SamplingParams(seed=1), num_prompt_tokens=1, eos_token_ids=())

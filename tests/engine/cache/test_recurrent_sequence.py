@@ -12,7 +12,7 @@ from paceline.engine.cache.recurrent_sequence import LOG_TOKENS, open_sequence
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, StatePool
 from paceline.errors import ResourceExhausted
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 600, 16, 5
 # Often the same beginning, of several blocks, intervals and logs.

@@ -24,15 +24,13 @@ from transformers import (
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.architectures import ARCHITECTURES
-from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.errors import ConfigError
-from tests.engine.cpu.test_llama import LINEAR_ROPE, YARN_ROPE, oracle_logits, random_model, relative_error
+from tests.engine.cpu.test_llama import LINEAR_ROPE, YARN_ROPE, check_logits, random_model
 from tests.engine.feeding import Feeder, Rows, load_llama, load_modules
 
-# Orders of summation differ by less than this, and operations by more.
-MAX_RELATIVE_ERROR = 1e-5
 VOCAB_SIZE, LENGTH, WINDOW, BLOCK_SIZE = 128, 150, 37, 16
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
@@ -100,9 +98,7 @@ def test_logits_are_transformers_own(folder: Path, request: pytest.FixtureReques
     model = load_llama(str(folder))
     tokens = TOKENS[: min(LENGTH, model.max_model_len)]
     logits = Feeder(model, block_size=BLOCK_SIZE).feed_split(tokens, [len(tokens)])
-    name = request.node.callspec.params["folder"]
-    error = relative_error(logits, oracle_logits(random_model(CONFIGS[name]), tokens))
-    assert error < MAX_RELATIVE_ERROR, f"relative error {error:.2e}"
+    check_logits(logits, random_model(CONFIGS[request.node.callspec.params["folder"]]), tokens)
 
 
 # int4 layers run in one compiled call on every processor.
@@ -110,7 +106,7 @@ KINDS = {"float32": (torch.float32, "none"), "bfloat16": (torch.bfloat16, "none"
 
 
 def check_bits(model: CpuModel) -> None:
-    """Asserts that rows alone, in parts and beside others' have the bits of one forward."""
+    """Asserts that rows alone, in parts and beside others' have the bits of one forward pass."""
     length = min(LENGTH, model.max_model_len)
     tokens, other = TOKENS[:length], TOKENS[LENGTH : LENGTH + length]
     whole, of_other = (Feeder(model, block_size=BLOCK_SIZE).feed_split(each, [length]) for each in (tokens, other))
@@ -136,14 +132,11 @@ def test_a_row_has_the_same_bits_in_any_batch(folder: Path, kind: str) -> None:
     check_bits(model)
 
 
-def test_transformers_modules_over_our_cache_have_the_same_logits(folder: Path) -> None:
-    own, modules = load_llama(str(folder)), load_modules(str(folder))
-    length = min(LENGTH, own.max_model_len)
-    known, found = (
-        Feeder(model, block_size=BLOCK_SIZE).feed_split(TOKENS[:length], [40, 5, 1, length - 46])
-        for model in (own, modules)
-    )
-    assert relative_error(found, known) < MAX_RELATIVE_ERROR
+def test_transformers_modules_over_our_cache_have_the_same_logits(folder: Path, request: pytest.FixtureRequest) -> None:
+    modules = load_modules(str(folder))
+    length = min(LENGTH, modules.max_model_len)
+    logits = Feeder(modules, block_size=BLOCK_SIZE).feed_split(TOKENS[:length], [40, 5, 1, length - 46])
+    check_logits(logits, random_model(CONFIGS[request.node.callspec.params["folder"]]), TOKENS[:length])
 
 
 def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(folder: Path) -> None:
@@ -160,7 +153,7 @@ def test_longrope_keeps_to_the_original_length() -> None:
     assert (config.max_model_len, config.source.max_position_embeddings) == (120, 512)
 
 
-# What configs say and the forward does not have.
+# What configs say and the forward pass does not have.
 REFUSED = {
     "an image's attention": (
         Gemma3TextConfig(**SHAPE, use_bidirectional_attention=True), "use_bidirectional_attention is True; it must be",

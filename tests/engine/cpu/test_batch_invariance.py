@@ -23,7 +23,7 @@ NUM_LAYERS = 30
 FEW_LAYERS = 4
 # Words of a model with few layers: with all, most of the time is the head's.
 FEW_WORDS = 8192
-# Weights' dtype and quantisation and the cache's dtype, as the servers take them, and how many layers.
+# Weights' dtype and quantization and the cache's dtype, as the servers take them, and how many layers.
 KINDS = {
     "bfloat16": (torch.bfloat16, "none", None, FEW_LAYERS),
     "int8 cache": (torch.bfloat16, "none", "int8", FEW_LAYERS),
@@ -54,7 +54,7 @@ def model(request: pytest.FixtureRequest) -> CpuLlama:
 
 @pytest.fixture(scope="module")
 def whole(model: CpuLlama) -> torch.Tensor:
-    """Logits of the long sequence fed in one forward: [LONG, vocab_size]."""
+    """Logits of the long sequence fed in one forward pass: [LONG, vocab_size]."""
     return Feeder(model, 10).feed_split(tokens_of(0, LONG), [LONG])
 
 

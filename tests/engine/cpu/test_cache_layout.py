@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.engine import build_engine
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.engine_config import TARGET_ROLE, EngineConfig
 from paceline.engine.models.dummy import dummy_config
+from paceline.engine.models.model_config import ModelConfig
 
 NUM_BLOCKS = 3
 TINY = ModelConfig.from_transformers(dummy_config("tiny"))

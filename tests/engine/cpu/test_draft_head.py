@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 import torch
 
-from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.arrays import Array
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu import draft_head
-from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows, draft_vocab_size
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
+from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantizedRows, draft_vocab_size
+from paceline.engine.cpu.kernels.quantized.packing import BY_NAME
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows, tensor_of
-from paceline.engine.cpu.linear import CpuLinear, QuantisedLinear, make_cpu_linear
-from paceline.engine.models.config import UNKNOWN_LOGIT
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode
-from tests.engine.cpu.quantised.test_product import random_blocks
+from paceline.engine.cpu.linear import CpuLinear, QuantizedLinear, make_cpu_linear
+from paceline.engine.models.model_config import UNKNOWN_LOGIT
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support
+from paceline.speculation_params import DraftMode
+from tests.engine.cpu.quantized.test_product import random_blocks
 
 VOCAB, HIDDEN, NUM_FIRST, EOS = 200, 512, 40, 199
 POOL = BlockPool(1, 1, lambda sources, destinations: None)
@@ -27,8 +27,8 @@ HEADS = [*BY_NAME, "bfloat16", "int8"]
 def make_heads(name: str) -> tuple[CpuLinear, DraftHead]:
     """A head that knows all tokens, and one with the same weights that knows the first."""
     if name in BY_NAME:
-        whole = QuantisedLinear((random_blocks(name, VOCAB, HIDDEN),), None)
-        return whole, DraftHead(whole.first(NUM_FIRST), NUM_FIRST, QuantisedRows(whole, VOCAB), VOCAB)
+        whole = QuantizedLinear((random_blocks(name, VOCAB, HIDDEN),), None)
+        return whole, DraftHead(whole.first(NUM_FIRST), NUM_FIRST, QuantizedRows(whole, VOCAB), VOCAB)
     weight = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     def make(rows: torch.Tensor) -> CpuLinear:

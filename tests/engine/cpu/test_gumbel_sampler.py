@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cpu.kernels.sampling import PART
+from paceline.engine.cpu.kernels.noise_sampling import PART
 from paceline.engine.cpu.sampler import GumbelKernelSampler
 from paceline.engine.sampling.specs import GumbelMax, SampleComplement
 from paceline.noise import Purpose, gumbel, make_key, match_key, uniform
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 SIZES = [1, 7, PART, PART + 1, 5 * PART - 1, 49_152]
 TEMPERATURES = [0.01, 0.7, 1.0, 3.0]

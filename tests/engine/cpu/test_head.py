@@ -14,7 +14,7 @@ from paceline.engine.sampling.specs import (
     SampleTruncated,
     TruncatedSample,
 )
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
 IDS = np.array([7, 3, 40, 12, 0], np.int32)

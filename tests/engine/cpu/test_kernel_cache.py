@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
-from paceline.engine.cpu.kernel_cache import COMPILED_IN, KERNELS, KernelCache
+from paceline.engine.cpu.kernel_cache import COMPILED_IN, KERNELS, KernelCache, kernel_folder
 from paceline.engine.cpu.kernels import scalars
 from tests.disks import FULL, READ_ONLY, disk, make_read_only, read_only
 
@@ -29,6 +30,16 @@ def test_the_caches_digest_covers_all_sources_that_kernels_take_from() -> None:
                 found |= {name for name in names if is_module(name)} or {node.module}
     outside = {name for name in found if not name.startswith("paceline.engine.cpu.kernels")} - NOT_COMPILED
     assert {source_of(name) for name in outside} == set(COMPILED_IN)
+
+
+def test_kernels_that_may_use_the_matrix_unit_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = set()
+    # The same processor, but the system refuses one process the unit.
+    for may_use in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+        monkeypatch.setattr(torch.cpu, "_init_amx", lambda may_use=may_use: may_use)
+        folders.add(kernel_folder.__wrapped__())
+    assert len(folders) == 2
 
 
 def test_a_kernel_is_kept_in_this_cache_unless_it_is_inlined() -> None:

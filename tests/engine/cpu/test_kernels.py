@@ -18,7 +18,7 @@ from paceline.engine.cpu.linear import (
     make_cpu_linear,
 )
 from paceline.engine.models.architectures import ACTIVATIONS
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.errors import ConfigError
 
 DTYPES = [torch.float32, torch.bfloat16]

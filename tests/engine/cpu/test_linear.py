@@ -66,7 +66,7 @@ def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype)
     if kind is MatrixUnitLinear and not MatrixUnitLinear.supports(torch.empty(2, 32, dtype=dtype)):
         pytest.skip("for bfloat16 weights, on processors with AMX")
     if kind is PackedLinear and not PackedLinear.supports(torch.empty(2, 2, dtype=dtype)):
-        pytest.skip("torch's library has no bfloat16 on this processor")
+        pytest.skip("torch's library multiplies no bfloat16 on this processor")
     if kind is WideningBfloat16Linear and dtype is torch.float32:
         pytest.skip("for bfloat16 weights")
     if kind is Int8Linear and not int8.DOT.is_available:

@@ -1,12 +1,14 @@
-"""Our forward against transformers' at float32: the oracle says what the logits are."""
+"""Our forward pass against transformers' at float32: the oracle says what the logits are."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -26,6 +28,8 @@ from tests.engine.feeding import Feeder, load_llama, load_modules
 
 # Different orders of summation differ by about 1e-6 at float32; a wrong operation by far more than this.
 MAX_RELATIVE_ERROR = 1e-4
+# Another order of summation is about as far from the exact logits as transformers' own; a wrong operation much farther.
+MOST_OF_THEIR_ERROR = 3
 VOCAB_SIZE = 300
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3,
@@ -83,6 +87,37 @@ def oracle_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     assert ours.shape == reference.shape
     return float((ours - reference).abs().max() / reference.abs().max())
+
+
+class InFloat64(TorchFunctionMode):
+    """Computes in float64 what a model computes in float32 whatever its dtype is, as norms and rotations."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widened(given: Any) -> Any:
+            return torch.float64 if given is torch.float32 else given
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(widened, args), **{name: widened(given) for name, given in (kwargs or {}).items()})
+
+
+@torch.inference_mode()
+def exact_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """[num_tokens, vocab_size] float64"""
+    model = deepcopy(model).double()
+    if model._can_set_experts_implementation():
+        # The others know no float64.
+        model.set_experts_implementation("eager")
+    with InFloat64():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    assert logits.dtype is torch.float64
+    return logits
+
+
+def check_logits(ours: torch.Tensor, model: PreTrainedModel, tokens: list[int]) -> None:
+    """Asserts that our logits are as exact as transformers' own at float32, on any processor."""
+    exact = exact_logits(model, tokens)
+    error, theirs = (relative_error(each.double(), exact) for each in (ours, oracle_logits(model, tokens)))
+    assert error < MOST_OF_THEIR_ERROR * theirs, f"relative error {error:.2e}, transformers' {theirs:.2e}"
 
 
 def check_all_ways(feeder: Feeder, tokens: list[int], reference: torch.Tensor) -> None:

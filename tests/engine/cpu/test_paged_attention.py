@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from paceline.engine.arrays import Array
 from paceline.engine.batch import TokenSpan
-from paceline.engine.cpu.kernels.attention import HeadRotation, Scoring, attend
-from paceline.engine.cpu.kernels.cache import Int8Cache
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, attend_by, part_address
+from paceline.engine.cpu.kernels.cache import Cache, Int8Cache
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, CpuPagedAttention
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.quantization import DTYPES
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -56,6 +57,12 @@ class Reference:
 def random_qkv(config: ModelConfig, dtype: torch.dtype, num_rows: int = NUM_ROWS) -> torch.Tensor:
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def attend(
+    qkv: Array, plan: AttentionPlan, rotation: HeadRotation, scoring: Scoring, eps: float, cache: Cache
+) -> Array:
+    return attend_by(part_address(qkv.dtype, cache), qkv, plan, rotation, scoring, eps, cache)
 
 
 def scattered(num_rows: int, block_size: int) -> list[int]:

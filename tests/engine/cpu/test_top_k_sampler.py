@@ -14,7 +14,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 NUM_ROWS = 24
 TRANSFORMS = {
@@ -91,6 +91,31 @@ def test_who_needs_more_tokens_is_left_to_others() -> None:
     found = TopKKernelSampler().sample(logits, specs)
     assert found[:NUM_ROWS] == [None] * NUM_ROWS
     assert None not in found[NUM_ROWS:]
+
+
+# Few different logits, so that equals are on both sides of every limit.
+def make_equals(vocab_size: int) -> torch.Tensor:
+    steps = torch.randint(-3, 4, (NUM_ROWS, vocab_size), generator=torch.Generator().manual_seed(vocab_size))
+    logits = steps / 2
+    # Some banned, and both signs of zero.
+    logits[:, ::7] = -torch.inf
+    logits[:, ::3][logits[:, ::3] == 0] = -0.0
+    return logits
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("vocab_size", [5, 300, 16_384])
+def test_of_equals_the_lower_id_is_kept_by_all_backends(vocab_size: int, name: str) -> None:
+    logits, sampling = make_equals(vocab_size), SamplingParams(temperature=0.8, **TRANSFORMS[name])  # type: ignore[arg-type]
+    compare(logits, [GumbelMax(sampling, (), match_key(1, row)) for row in range(NUM_ROWS)])
+    specs = [SampleTruncated(sampling, (), number, 64, 0.995) for number in numbers(Purpose.DRAFT)]
+    compare(logits, specs)
+    for found, wanted in zip(
+        TopKKernelSampler().sample(logits, specs), TorchSampler().sample(logits, specs), strict=True
+    ):
+        if isinstance(found, TruncatedSample):
+            assert isinstance(wanted, TruncatedSample)
+            assert found.support.tolist() == wanted.support.tolist()
 
 
 def test_of_equals_the_first_come_first() -> None:

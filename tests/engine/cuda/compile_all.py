@@ -23,8 +23,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from paceline.engine.cuda import paged_attention as attention
-from paceline.engine.cuda import products, program, rows
-from paceline.engine.cuda.forward_plan import PART_TOKENS
+from paceline.engine.cuda import products, program, row_kernels
+from paceline.engine.cuda.forward_plan import ATTENTION_PART_TOKENS
 from paceline.engine.cuda.paged_attention import chunk_tokens
 from paceline.engine.cuda.products import FEW, MANY
 from paceline.engine.cuda.sampling import partial_softmax, ranking, token_selection
@@ -70,9 +70,9 @@ def compile_sampling() -> None:
         "outsides": wide, "scores": wide, "choices": index, "ids": index, "kept": wide, "lists": long, "merged": long,
         "samples": wide, "sample_ids": index, "sample_probs": whole, "vocab_size": "i32", "num_parts": "i32",
     }  # fmt: skip
-    weighed, ranked = {"PART": partial_softmax.PART_TOKENS, "PADDED": 32}, {"PART": ranking.PART_TOKENS}
+    weighed, ranked = {"PART": partial_softmax.SOFTMAX_PART_TOKENS, "PADDED": 32}, {"PART": ranking.RANKED_PART_TOKENS}
     for kernel, constants in (
-        (partial_softmax._survey, {"PART": partial_softmax.PART_TOKENS}), (partial_softmax._weigh, weighed),
+        (partial_softmax._survey, {"PART": partial_softmax.SOFTMAX_PART_TOKENS}), (partial_softmax._weigh, weighed),
         (ranking._rank_part, ranked), (ranking._merge, {"PADDED": 16}), (ranking._cut, {"PADDED": 32}),
         (token_selection._select_token, weighed),
     ):  # fmt: skip
@@ -100,7 +100,7 @@ def compile_attention() -> None:
                 },
                 {
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
-                    "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": chunk_tokens(head_dim),
+                    "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": ATTENTION_PART_TOKENS, "CHUNK": chunk_tokens(head_dim),
                     "WINDOW": window, "CAP": cap,
                 },
                 attention.warps_of(tile_rows),
@@ -114,7 +114,7 @@ def compile_attention() -> None:
                 "num_parts": "i32",
             },
             {
-                "HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS, "WINDOW": window,
+                "HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": ATTENTION_PART_TOKENS, "WINDOW": window,
                 "HAS_SINKS": window > 0,
             },
         )  # fmt: skip
@@ -125,7 +125,7 @@ def compile_rows() -> None:
     half, whole, index = "*bf16", "*fp32", "*i32"
     for flag in (True, False):
         compile_for_hopper(
-            rows._norm,
+            row_kernels._norm,
             {
                 "x": half, "added": half, "added_weight": whole, "weight": whole, "out": half, "eps": "fp32",
                 "scale": "fp32", "width": "i32", "stride": "i32",
@@ -133,7 +133,7 @@ def compile_rows() -> None:
             {"HAS_ADDED": flag, "NORMS_ADDED": flag, "HAS_WEIGHT": True, "PADDED": 4096},
         )  # fmt: skip
         compile_for_hopper(
-            rows._rotate_and_place,
+            row_kernels._rotate_and_place,
             {
                 "qkv": half, "positions": index, "slots": index, "cos": whole, "sin": whole, "query_norm": whole,
                 "key_norm": whole, "query_growth": whole, "queries": half, "keys": half, "values": half, "eps": "fp32",
@@ -141,7 +141,7 @@ def compile_rows() -> None:
             {"NUM_HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORMS": flag, "HAS_GROWTH": flag},
         )  # fmt: skip
     compile_for_hopper(
-        rows._gate, {"gate_up": half, "out": half, "width": "i32"}, {"LINEAR": 1.0, "CUBIC": 0.0, "BLOCK": 1024}
+        row_kernels._gate, {"gate_up": half, "out": half, "width": "i32"}, {"LINEAR": 1.0, "CUBIC": 0.0, "BLOCK": 1024}
     )
 
 

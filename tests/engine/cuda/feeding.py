@@ -1,10 +1,10 @@
-"""Drives the GPU engine's forward as its runner does, and hands back the logits of every row."""
+"""Drives the GPU engine's forward pass as its runner does, and hands back the logits of every row."""
 
 import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
-from paceline.engine.cuda.model import CudaLlama, CudaModel
+from paceline.engine.cuda.llama import CudaLlama, CudaModel
 from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import Rows, load_part
 
@@ -29,7 +29,7 @@ class GpuFeeder:
 
     @torch.inference_mode()
     def feed(self, *shares: Rows, shape: ForwardShape | None = None) -> list[torch.Tensor]:
-        """One forward over all shares; returns each one's logits: [num_tokens, vocab_size]. `shape`: with padding."""
+        """One forward pass over all shares; returns each one's logits: [num_tokens, vocab_size]. `shape`: with padding."""
         builder = BatchBuilder()
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))

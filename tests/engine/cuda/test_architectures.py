@@ -1,4 +1,4 @@
-"""Each architecture's forward on a GPU gives the CPU engine's logits, and each row the bits it has alone."""
+"""Each architecture's forward pass on a GPU gives the CPU engine's logits, and each row the bits it has alone."""
 
 from pathlib import Path
 

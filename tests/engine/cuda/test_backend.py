@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
+from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel, load_model
-from paceline.engine.sampling import vocabularies
+from paceline.engine.sampling import shared_vocabulary
 from paceline.errors import ConfigError
 from tests.engine.cuda.device import DEVICE
 
@@ -18,7 +18,7 @@ CONFIG = EngineConfig(
     gpu_memory_utilization=0.5,
     max_num_batched_tokens=32,
     cuda_graph_max_tokens=8,
-    deterministic=True,
+    batch_invariant=True,
 )
 ROLE = ModelRole("draft", multi_steps=1)
 
@@ -58,6 +58,7 @@ def test_what_it_was_given_it_takes() -> None:
     backend = build_on(CONFIG.model_copy(update={"kv_cache_memory": MIB, "block_size": 32}), ROLE, load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip
     assert (backend.num_blocks, backend.block_size) == (64, 32)
+    assert backend.quantization == "none"
 
 
 def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities_and_too_many_are_refused(
@@ -69,7 +70,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities_a
         scored.append(tuple(logits.shape))
         return [None] * len(specs)
 
-    monkeypatch.setattr(vocabularies, "compute_logprobs", spy)
+    monkeypatch.setattr(shared_vocabulary, "compute_logprobs", spy)
     with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks; .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.

@@ -1,4 +1,4 @@
-"""The GPU engine's forward gives the CPU engine's logits, and each row the bits it has alone."""
+"""The GPU engine's forward pass gives the CPU engine's logits, and each row the bits it has alone."""
 
 import numpy as np
 import pytest

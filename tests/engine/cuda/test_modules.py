@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
-from paceline.engine.cuda.modules import CudaModules
+from paceline.engine.cuda.modules_model import CudaModules
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_architectures import SHAPE, TOKENS, write_random

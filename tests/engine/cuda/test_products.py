@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda.products import FEW_ROWS, MANY, Int8Linear, TiledLinear, spans_of
-from paceline.engine.models.quantization import quantise
+from paceline.engine.models.quantization import quantize
 from tests.engine.cuda.device import DEVICE, HALF
 
 # Whole tiles, sides that no tile divides, several spans of input features.
@@ -34,10 +34,10 @@ def test_tiles_give_the_librarys_products(out_features: int, in_features: int, d
 def test_int8_weights_are_the_rounded_weights(num_rows: int, in_features: int) -> None:
     """By tiles for few rows and where bits must be the same, else by tiles for many, of one span and of several."""
     weight, x = random(50, in_features), random(num_rows, in_features, seed=2)
-    quantised, scale = quantise(weight)
-    exact = x.double() @ (quantised.double() * scale.double()[:, None]).T
+    quantized, scale = quantize(weight)
+    exact = x.double() @ (quantized.double() * scale.double()[:, None]).T
     for batch_invariant in (True, False):
-        ours = Int8Linear(quantised, scale, None, batch_invariant)(x)
+        ours = Int8Linear(quantized, scale, None, batch_invariant)(x)
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
     assert (exact - x.double() @ weight.double().T).abs().max() > 1e-3
 

@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from paceline.engine.cuda.sampling import encoding
-from paceline.engine.sampling import vocabularies
+from paceline.engine.sampling import shared_vocabulary
 from paceline.engine.sampling.logprobs import compute_logprobs
-from paceline.sampling import SamplingParams
-from paceline.speculation import Rule
-from target_server.verifier import VerifyJob, VerifyResult, VerifySpec
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Rule
+from target_server.verify_job import VerifyJob, VerifyJobResult, VerifySpec
 from tests.engine.cuda.test_runner import TOKENS, Engine, make_cpu, make_gpu
 
 MOST_ROWS = 2
 
 
-def score(engine: Engine) -> VerifyResult:
+def score(engine: Engine) -> VerifyJobResult:
     sequence = engine.sequence(SamplingParams(seed=1), TOKENS[:3])
     spec = VerifySpec([], [], Rule.MATCH, num_logprobs=2, num_prompt_logprobs=2)
     [result] = engine.run([VerifyJob(sequence, TOKENS[3:8], spec)])
@@ -31,7 +31,7 @@ def test_a_prompts_log_probabilities_take_few_rows_at_a_time(monkeypatch: pytest
 
     theirs = score(make_cpu())
     monkeypatch.setattr(encoding, "REMAINDER_ROWS", MOST_ROWS)
-    monkeypatch.setattr(vocabularies, "compute_logprobs", spy)
+    monkeypatch.setattr(shared_vocabulary, "compute_logprobs", spy)
     ours = score(make_gpu(0))
     assert sizes == [2, 2, 1]
     assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs) == 4

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.runner import CpuRunner
@@ -16,9 +15,10 @@ from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import SamplingParams
-from paceline.speculation import DraftMode, Rule
-from target_server.verifier import VerifyJob, VerifySpec
+from paceline.sampling_params import SamplingParams
+from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support
+from paceline.speculation_params import DraftMode, Rule
+from target_server.verify_job import VerifyJob, VerifySpec
 from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import load_llama
@@ -167,7 +167,7 @@ def verify_all(engine: Engine, names: list[str]) -> list[Any]:
 
 
 @some_or_all(["rejection", "coupled", "lenient"], CHECKS)
-def test_verdicts_are_the_cpu_engines(names: list[str]) -> None:
+def test_verify_results_are_the_cpu_engines(names: list[str]) -> None:
     """More rows than there are graphs for, and of all kinds: those that tables can't say among them."""
     for ours, theirs in zip(verify_all(make_gpu(), names), verify_all(make_cpu(), names), strict=True):
         assert ours.tokens == theirs.tokens
@@ -183,13 +183,13 @@ def test_verdicts_are_the_cpu_engines(names: list[str]) -> None:
 
 def test_a_prompt_may_be_read_in_parts() -> None:
     """The first of them wants no logits, and is longer than any graph."""
-    verdicts = []
+    verify_results = []
     for engine in (make_gpu(), make_cpu()):
         sequence = engine.sequence(SAMPLED, TOKENS[:5])
         job = VerifyJob(sequence, TOKENS[5:20], VerifySpec([], [], Rule.MATCH))
         engine.runner.step([(job, 10)])
-        verdicts.append(engine.run([job])[0].tokens)
-    assert verdicts[0] == verdicts[1]
+        verify_results.append(engine.run([job])[0].tokens)
+    assert verify_results[0] == verify_results[1]
 
 
 def test_shapes_are_rounded_up() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda.sampling.encoding import Results, decode, encode, is_codable, without_uncodable
-from paceline.engine.cuda.sampling.table import MOST, Column, Found, SampleTable, SpecTable
+from paceline.engine.cuda.sampling.spec_table import MOST, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
 from paceline.engine.sampling.logprobs import with_confidence
 from paceline.engine.sampling.specs import (
@@ -22,7 +22,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.engine.cuda.device import DEVICE
 
 GREEDY = SamplingParams()
@@ -111,6 +111,16 @@ def test_draws_are_those_of_tensor_operations(vocab_size: int, spread: float) ->
     assert vocab_size > MOST or not left
 
 
+def test_of_equals_the_lower_id_is_kept_as_by_tensor_operations() -> None:
+    """Few different logits, both signs of zero among them, so that equals are on both sides of every limit."""
+    logits = torch.randint(-3, 4, (4 * len(TRANSFORMS), 300), generator=torch.Generator().manual_seed(1)) / 2
+    logits[:, ::3][logits[:, ::3] == 0] = -0.0
+    specs = make_draws(logits, seed=1)
+    for found, wanted in zip(sample_in_table(logits, specs), TorchSampler().sample(logits, specs), strict=True):
+        if found is not None:
+            check(found, wanted)
+
+
 def test_confidences_are_those_of_tensor_operations() -> None:
     logits = torch.randn(24, 3000, generator=torch.Generator().manual_seed(2)) * 4
     wants, warm = {"wants_confidence": True}, {"temperature": 0.8}
@@ -166,10 +176,10 @@ def test_what_a_table_can_not_say_disturbs_nobody() -> None:
 
 
 def test_what_a_table_can_not_say() -> None:
-    sampling, penalised = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, logit_bias={3: 1.0})
+    sampling, penalized = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, logit_bias={3: 1.0})
     assert is_codable(Argmax(GREEDY, ()))
     assert not is_codable(Argmax(GREEDY, (2,)))
-    assert not is_codable(GumbelMax(penalised, (), 1))
+    assert not is_codable(GumbelMax(penalized, (), 1))
     assert not is_codable(GumbelMax(sampling, (), 1, num_logprobs=2))
     assert not is_codable(SampleTruncated(sampling, (), 0.5, MOST + 1, 1.0))
     assert not is_codable(Score(sampling, (), 3))

@@ -12,8 +12,8 @@ from gguf.quants import quant_shape_to_byte_shape
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from paceline.engine.arrays import Array
-from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.file import read_gguf
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 40, 256, 512, 2, 4, 2, 64
@@ -45,9 +45,11 @@ def random_blocks(architecture: str, matrices: GGMLQuantizationType, untied: boo
     return blocks
 
 
-def add_byte_level_tokenizer(writer: GGUFWriter, control: str = "<|end|>", ids: Mapping[str, int] = EOS) -> None:
-    """Letters, three merges, a control token (id 30) and a user's token. `ids`: keys tokenizer.ggml.NAME_token_id."""
-    tokens = [*"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "Ġ", "Ġa", control, "<think>"]
+def add_byte_level_tokenizer(
+    writer: GGUFWriter, control: str = "<|end|>", ids: Mapping[str, int] = EOS, own: str = "<think>"
+) -> None:
+    """Letters, three merges, a control token (id 30) and a user's `own`. `ids`: keys tokenizer.ggml.NAME_token_id."""
+    tokens = [*"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "Ġ", "Ġa", control, own]
     tokens += [f"<|{i}|>" for i in range(VOCAB - len(tokens))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

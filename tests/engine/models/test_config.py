@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PhimoeConfig
 
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.errors import ConfigError
 
 BFLOAT16_BYTES = 2
@@ -65,3 +65,18 @@ def test_the_kernels_activation_is_taken_by_both_its_names(name: str) -> None:
 def test_another_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="hidden_act is 'gelu'; it must be silu, swish, gelu_pytorch_tanh"):
         ModelConfig.from_transformers(LlamaConfig(hidden_act="gelu"))
+
+
+@pytest.mark.parametrize("field", ["factor", "mscale"])
+def test_longrope_keeps_to_the_original_length_if_anything_changes_there(field: str) -> None:
+    rope: dict[str, Any] = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "short_mscale": 1.2, "long_mscale": 1.2,
+    }  # fmt: skip
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    other = {f"long_{field}": [2.0] * 8 if field == "factor" else 1.5}
+    longest = [
+        TextConfig.from_transformers(PhimoeConfig(**shape, rope_parameters=each)).max_model_len
+        for each in (rope, rope | other)
+    ]
+    assert longest == [512, 64]

@@ -23,12 +23,23 @@ FOLDERS: dict[str, tuple[dict[str, dict[str, Any]], set[int]]] = {
     "the tokenizer's": ({"tokenizer_config.json": {"eos_token": "t7"}}, {7}),
     "the tokenizer's, as an object": ({"tokenizer_config.json": {"eos_token": {"content": "t7"}}}, {7}),
     "the tokenizer's, in its older file": ({"special_tokens_map.json": {"eos_token": "t7"}}, {7}),
+    "an id of a multimodal checkpoint's text model": ({"config.json": {"text_config": {"eos_token_id": 9}}}, {9}),
     "none": ({"tokenizer_config.json": {"eos_token": None}}, set()),
     "an unknown token": ({"tokenizer_config.json": {"eos_token": "<unheard of>"}}, set()),
 }  # fmt: skip
 # Names of control tokens that end a text, and others that do not.
-NAMED = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<｜end▁of▁sentence｜>", "<|fim_pad|>")
+NAMED = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end|>", "</s>", "<｜end▁of▁sentence｜>", "<|fim_pad|>")
 OTHERS = ("<|im_start|>", "<|fim_prefix|>", "<pad>")
+# Added tokens, and which of them are ends: in these, `<|end|>` ends a message and `</s>` is HTML.
+TOGETHER = {
+    "gpt-oss": (("<|start|>", "<|end|>", "<|message|>", "<|return|>", "<|call|>"), {"<|return|>", "<|call|>"}),
+    "Solar": (("<|end|>", "<|flush|>", "<|calls|>"), {"<|flush|>", "<|calls|>"}),
+    "Phi-3": (("<|end|>", "</s>", "<|endoftext|>"), {"<|end|>", "</s>", "<|endoftext|>"}),
+    "Gemma": (("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "</s>"), {"<eos>", "<end_of_turn>"}),
+    "Gemma without its turns": (("<eos>", "</s>"), {"<eos>"}),
+    "Gemma 4": (("<turn|>", "<|tool_response>", "</s>"), {"<turn|>", "<|tool_response>"}),
+    "Llama 2": (("<s>", "</s>"), {"</s>"}),
+}
 # Keys tokenizer.ggml.NAME_token_id of a file, its control token 30, and the ends.
 FILES: dict[str, tuple[dict[str, int], str, set[int]]] = {
     "eos": ({"eos": 5}, "<|x|>", {5}),
@@ -71,6 +82,33 @@ def test_added_tokens_with_the_name_of_an_end_are_ends(tmp_path: Path) -> None:
     assert ends_of(folder_with(tmp_path, {"tokenizer.json": {"added_tokens": added}})) == set(
         range(20, 20 + len(NAMED))
     )
+
+
+@pytest.mark.parametrize("model", TOGETHER)
+@pytest.mark.parametrize("is_named", [False, True], ids=["no end is named", "ends are named"])
+def test_a_name_that_means_something_else_beside_others_is_no_end(tmp_path: Path, model: str, is_named: bool) -> None:
+    names, ends = TOGETHER[model]
+    added = [{"id": 20 + at, "content": name, "special": name != "</s>"} for at, name in enumerate(names)]
+    ids = {20 + names.index(name) for name in ends}
+    named = {"generation_config.json": {"eos_token_id": sorted(ids)}} if is_named else {}
+    assert ends_of(folder_with(tmp_path, {"tokenizer.json": {"added_tokens": added}} | named)) == ids
+
+
+@pytest.mark.parametrize("name", ["<|end|>", "</s>"])
+def test_what_files_name_is_an_end_whatever_stands_beside_it(tmp_path: Path, name: str) -> None:
+    names = (name, "<|return|>", "<|call|>", "<eos>")
+    added = [{"id": 20 + at, "content": each, "special": True} for at, each in enumerate(names)]
+    files = {"tokenizer.json": {"added_tokens": added}, "tokenizer_config.json": {"eos_token": name}}
+    assert ends_of(folder_with(tmp_path, files)) == {20, 21, 22, 23}
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "converted"])
+def test_gemmas_html_tag_in_a_gguf_file_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    tokenizer = partial(add_byte_level_tokenizer, control="<end_of_turn>", own="</s>", ids={"eos": 5})
+    assert ends_of(tiny(tmp_path, add_tokenizer=tokenizer), in_place) == {5, 30}
 
 
 @pytest.mark.parametrize("place", FILES)

@@ -12,9 +12,9 @@ from gguf.quants import dequantize
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from paceline.engine.arrays import Array
-from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.file import GgufModel, read_gguf
 from paceline.engine.models.gguf.tensors import FORMATS
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import find_gguf
 from paceline.errors import ConfigError
@@ -53,7 +53,7 @@ def assert_equals_transformers(path: Path) -> None:
     assert ours.tensors.keys() == expected.keys()
     for name, tensor in ours.tensors.items():
         assert tensor.shape == tuple(expected[name].shape)
-        assert np.array_equal(tensor.dequantised().view(np.int32), expected[name].numpy().view(np.int32)), name
+        assert np.array_equal(tensor.dequantized().view(np.int32), expected[name].numpy().view(np.int32)), name
     assert_same_config(ours, theirs.config)
 
 
@@ -112,7 +112,7 @@ def test_every_format_is_read_row_by_row(tmp_path: Path, layout: GGMLQuantizatio
         ("model.layers.1.self_attn.k_proj", "blk.1.attn_k", KV_HEADS),
     ):
         tensor, in_file = tensors[f"{name}.weight"], dequantize(blocks[f"{theirs}.weight"][0], layout)
-        values = tensor.dequantised()
+        values = tensor.dequantized()
         assert tensor.format == layout
         assert values.dtype == np.float32
         assert np.array_equal(permuted(values, heads) if heads else values, in_file)
@@ -129,7 +129,7 @@ def test_only_llama_has_reordered_rows_and_biases(tmp_path: Path) -> None:
         tensors = read_gguf(write_gguf(tmp_path / f"{architecture}.gguf", architecture, blocks)).tensors
         for name, heads in names.items():
             letter, kind = name.removeprefix("attn_").split(".")
-            values = tensors[f"model.layers.0.self_attn.{letter}_proj.{kind}"].dequantised()
+            values = tensors[f"model.layers.0.self_attn.{letter}_proj.{kind}"].dequantized()
             in_file = blocks[f"blk.0.{name}"][0].view(np.float32)
             assert np.array_equal(permuted(values, heads) if architecture == "llama" else values, in_file)
 
@@ -138,7 +138,7 @@ def test_tensors_are_views_of_the_file_and_numbers_are_not(tmp_path: Path) -> No
     path = tiny(tmp_path)
     tensor = read_gguf(path).tensors["model.norm.weight"]
     assert not tensor.data.flags.owndata
-    values = tensor.dequantised()
+    values = tensor.dequantized()
     with path.open("r+b") as file:  # the mapping sees it
         file.seek(path.read_bytes().index(tensor.data.tobytes()))
         file.write(bytes(8))

@@ -25,7 +25,7 @@ from paceline.engine.cpu.runner import CpuModel
 from paceline.engine.models.architectures import ARCHITECTURES as KNOWN
 from paceline.engine.models.gguf.architectures import ARCHITECTURES
 from paceline.engine.models.gguf.file import GATE_UP, read_gguf
-from paceline.engine.models.gguf.tensors import dequantised
+from paceline.engine.models.gguf.tensors import dequantized
 from paceline.errors import ConfigError
 from tests.engine.cpu.test_llama import MAX_RELATIVE_ERROR, oracle_logits, random_model, relative_error
 from tests.engine.feeding import Feeder, load_llama, load_modules
@@ -178,7 +178,7 @@ def test_a_file_is_the_model_that_was_written(name: str, tmp_path: Path, monkeyp
     read = read_gguf(path)
     assert read.tensors.keys() == tensors.keys()
     for key, tensor in tensors.items():
-        torch.testing.assert_close(torch.from_numpy(dequantised(read.tensors[key])), tensor, rtol=0, atol=2e-7)
+        torch.testing.assert_close(torch.from_numpy(dequantized(read.tensors[key])), tensor, rtol=0, atol=2e-7)
     tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     logits = Feeder(load(name, str(path)), block_size=16).feed_split(tokens, [LENGTH])
     error = relative_error(logits, oracle_logits(random_model(config), tokens))
@@ -204,7 +204,7 @@ def test_transformers_modules_multiply_with_blocks_in_place(name: str, tmp_path:
     written(name, path, GGMLQuantizationType.Q8_0)
     tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     own, modules = (read(str(path), torch.bfloat16, "auto", in_place=True) for read in (load_llama, load_modules))
-    assert (own.is_quantised, modules.is_quantised) == (True, True)
+    assert (own.is_quantized, modules.is_quantized) == (True, True)
     found, known = (Feeder(model, block_size=16).feed_split(tokens, [60, 30]) for model in (modules, own))
     assert float(torch.cosine_similarity(found, known, dim=1).median()) > 0.99
 

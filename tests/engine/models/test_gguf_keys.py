@@ -1,4 +1,4 @@
-"""Keys of a GGUF file: those that change the model are honoured or refused, by name."""
+"""Keys of a GGUF file: those that change the model are honored or refused, by name."""
 
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,7 @@
 import gzip
 import json
 import mmap
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,62 @@ def test_named_tokens_and_the_chat_template_survive(tmp_path: Path, add_tokenize
     if "tokenizer.chat_template" in header.metadata:
         assert b"messages[0]" in files["chat_template.jinja"]
     assert files.keys() <= set(TOKENIZER_FILES)
+
+
+# Phi-3's own tokens, with what its tokenizer.json says of each: whether it takes the white space after it.
+PHI3_TOKENS = {
+    "<unk>": False, "<s>": False, "</s>": True, "<|endoftext|>": False, "<|user|>": True, "<|assistant|>": True,
+    "<|end|>": True, "<think>": True,
+}  # fmt: skip
+PHI3_TEXTS = [
+    "<s><|user|>\nab<|end|>\n<|assistant|>\n", "<|user|> \n a b\n<|end|>  c</s> <|endoftext|>\na<s> b<think>\nc", "a\n<|end|>",
+]  # fmt: skip
+# general.name, architecture, and whether the file is Phi-3's.
+PHI3_NAMES = [
+    ("Phi3", "phi3", True), ("Phi-3.5-mini-instruct", "llama", True), ("my phi-3 mini", "llama", True),
+    ("Phi 3 Mini 4k Instruct", "phi3", True), ("NuExtract", "phi3", True), (None, "phi3", True),
+    ("Llama 2", "llama", False), (None, "llama", False), ("Phi 4", "llama", False),
+]  # fmt: skip
+
+
+def phi3_metadata(name: str | None, architecture: str) -> dict[str, Any]:
+    words = ["▁", "\n", "a", "b", "c", "▁a", "▁b"]
+    tokens = [*PHI3_TOKENS, *words]
+    given = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.token_type": [2, *[3] * 6, 4, *[1] * len(words)],
+        "tokenizer.ggml.scores": [-float(at) for at in range(len(tokens))], "general.architecture": architecture,
+    }  # fmt: skip
+    return given | ({} if name is None else {"general.name": name})
+
+
+@pytest.mark.parametrize(("name", "architecture", "is_phi3"), PHI3_NAMES)
+def test_phi3s_control_tokens_take_the_white_space_after_them(
+    name: str | None, architecture: str, is_phi3: bool
+) -> None:
+    tokenizer = tokenizer_of(phi3_metadata(name, architecture))
+    vocabulary = tokenizer.get_vocab()
+    for text in PHI3_TEXTS:
+        # By hand: the tokens' white space is cut from the text, and what is left between them is plain.
+        stripping = "|".join(re.escape(token) for token, strips in PHI3_TOKENS.items() if strips)
+        cut = re.sub(rf"({stripping})\s+", r"\1", text) if is_phi3 else text
+        pieces = re.split(f"({'|'.join(map(re.escape, PHI3_TOKENS))})", cut)
+        plain = tokenizer_of(phi3_metadata("plain", "llama"))
+        expected = [
+            token
+            for piece in pieces
+            for token in (
+                [vocabulary[piece]] if piece in PHI3_TOKENS else plain.encode(piece, add_special_tokens=False).ids
+            )
+        ]
+        assert tokenizer.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_the_names_of_phi3_are_read_from_a_file(tmp_path: Path) -> None:
+    def add_tokenizer(writer: GGUFWriter) -> None:
+        writer.add_name("Phi-3-mini")
+        add_byte_level_tokenizer(writer)
+
+    header = header_of(tiny(tmp_path, add_tokenizer=add_tokenizer))
+    tokenizer = Tokenizer.from_str(tokenizer_files(header)["tokenizer.json"].decode())
+    assert tokenizer.encode("ab<|end|> \n abc").ids == [26, 30, 27]

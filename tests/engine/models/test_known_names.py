@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from paceline.catalog.table import MODELS
+from paceline.catalog.known_models import MODELS
 from paceline.engine.models.weights import load_model
 from tests.engine.models.gguf_files import tiny
 from tests.package_index import publish, serve_index

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.errors import ConfigError
 

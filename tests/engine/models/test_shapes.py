@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import SHAPES, make_dummy
+from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.shapes import Tensors, check_shapes
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError

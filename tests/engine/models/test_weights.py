@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.engine.models.quantization import quantise
+from coordinator.tokenizer import Tokenizer
+from paceline.engine.models.quantization import quantize
 from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.engine.models.weights import NUM_MASKS, load_model
 from paceline.errors import ConfigError
-from tests.model_folder import change_config, write_model
+from tests.model_folder import change_config, change_json, write_model
 
 WEIGHT = "model.layers.0.self_attn.k_proj.weight"
 OUT, IN = 32, 64
@@ -37,9 +38,9 @@ def test_eight_bits_are_multiplied_by_the_scales_of_their_features(tmp_path: Pat
     assert f"{WEIGHT}_scale" not in loaded.tensors
 
 
-def test_what_we_quantise_is_read_back(tmp_path: Path) -> None:
+def test_what_we_quantize_is_read_back(tmp_path: Path) -> None:
     plain = torch.randn(OUT, IN)
-    weight, scale = quantise(plain)
+    weight, scale = quantize(plain)
     loaded = load_model(str(folder_with(tmp_path, {WEIGHT: weight, f"{WEIGHT}_scale": scale})), torch.float32)
     torch.testing.assert_close(loaded.tensors[WEIGHT], plain, atol=float(scale.max()) / 2, rtol=1e-5)
 
@@ -93,4 +94,55 @@ def test_a_mask_token_that_is_no_token_is_refused(tmp_path: Path, token: Any) ->
     write_model(tmp_path)
     change_config(tmp_path, pard_token=token)
     with pytest.raises(ConfigError, match=r"pard_token is .*; it must be a token id in"):
+        load_model(str(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+def test_drafts_that_name_each_other_as_target_are_refused(tmp_path: Path, num_drafts: int) -> None:
+    folders = [tmp_path / f"draft-{at}" for at in range(num_drafts)]
+    for folder, target in zip(folders, [*folders[1:], folders[0]], strict=True):
+        write_model(folder, paceline_target=f"{target}/../{target.name}")
+    with pytest.raises(
+        ConfigError, match=r"its paceline_target is .*draft-.*; it must be a model that needs no such draft"
+    ):
+        load_model(str(folders[0]), torch.float32)
+
+
+def test_a_draft_of_a_draft_is_loaded(tmp_path: Path) -> None:
+    write_model(tmp_path / "draft", paceline_target=str(tmp_path / "its target"))
+    write_model(tmp_path / "its target", paceline_target=str(tmp_path / "target"))
+    write_model(tmp_path / "target")
+    assert load_model(str(tmp_path / "draft"), torch.float32).config.vocab_size == 512
+
+
+@pytest.mark.parametrize("target", [7, ["a"], True])
+def test_a_target_that_is_no_name_is_refused(tmp_path: Path, target: Any) -> None:
+    write_model(tmp_path, paceline_target=target)
+    with pytest.raises(ConfigError, match=r"its paceline_target is .*; it must be a model"):
+        load_model(str(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({"chat_template.json": {"chat_template": "old {{ messages[0].content }}"}}, "old hi"),
+    ({
+        "chat_template.json": {"chat_template": "old"},
+        "tokenizer_config.json": {"chat_template": "own {{ messages[0].content }}"},
+    }, "own hi"),
+])  # fmt: skip
+def test_a_processors_template_is_one(tmp_path: Path, files: dict[str, Any], expected: str) -> None:
+    write_model(tmp_path)
+    for file, content in ({"tokenizer_config.json": {"chat_template": None}} | files).items():
+        change_json(tmp_path / file, **content)
+    tokenizer = Tokenizer(load_model(str(tmp_path), torch.float32).tokenizer_files)
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}], {}) == expected
+    (tmp_path / "chat_template.jinja").write_text("new")
+    tokenizer = Tokenizer(load_model(str(tmp_path), torch.float32).tokenizer_files)
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}], {}) == "new"
+
+
+def test_a_processors_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", chat_template=None)
+    change_json(tmp_path / "chat_template.json", chat_template=3)
+    with pytest.raises(ConfigError, match=r"its chat_template\.json has the chat_template 3; it must be a text"):
         load_model(str(tmp_path), torch.float32)

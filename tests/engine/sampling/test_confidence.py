@@ -6,7 +6,7 @@ from scipy.special import softmax
 
 from paceline.engine.sampling.logprobs import with_confidence
 from paceline.engine.sampling.specs import Argmax, ConfidentSample, GumbelMax, TruncatedSample
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 LOGITS = torch.randn((4, 1000), generator=torch.Generator().manual_seed(1)) * 3
 

@@ -27,7 +27,7 @@ from paceline.engine.sampling.specs import (
     Score,
     TokensBefore,
 )
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.end_to_end.tiny_oracle import adjusted
 
 VOCAB_SIZE = 200
@@ -37,7 +37,7 @@ NEVER_SEEN = sorted(set(range(VOCAB_SIZE)) - {*PROMPT, *OUTPUT})
 
 
 def random_logits(rows: int, seed: int = 1) -> torch.Tensor:
-    """Of both signs, wherever the penalised ids are."""
+    """Of both signs, wherever the penalized ids are."""
     logits = torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, [5, 7]], logits[:, [9, 198]] = 2.5, -2.5
     return logits
@@ -124,6 +124,13 @@ def test_order_is_penalties_then_bias_then_lists() -> None:
     assert ours[6] == -1.0 + 10
     assert ours[8] == -torch.inf, "a bias does not bring back a banned token"
     assert ours.isfinite().sum() == 2
+
+
+def test_penalties_before_any_token_change_nothing() -> None:
+    """A draft model with another vocabulary may share none of the text's tokens."""
+    logits = random_logits(1)[0]
+    penalties = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=1.0)
+    assert torch.equal(adjust_row(logits, draw_with(penalties, [], [])), logits)
 
 
 MANY = [

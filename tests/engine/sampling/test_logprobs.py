@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.engine.sampling import logprobs
 from paceline.engine.sampling.logprobs import ROWS_AT_ONCE, RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import Argmax, Sample, SampleSpec, Score
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 VOCAB_SIZE = 5000
 NUM_ROWS = 2 * ROWS_AT_ONCE + 3
@@ -71,3 +71,11 @@ def test_no_more_rows_than_some_are_copied_at_a_time() -> None:
     with Largest() as largest:
         compute_logprobs(logits, specs, [None] * NUM_ROWS)
     assert largest.rows == ROWS_AT_ONCE
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 1, 3, 5, 20])
+def test_of_equals_the_lower_id_is_among_the_likeliest(num_logprobs: int) -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 0.0, -0.0] + [-1.0] * 500])
+    [row] = compute_logprobs(logits, [Argmax(SamplingParams(), (), num_logprobs=num_logprobs)], [1])
+    assert row is not None
+    assert row.top_ids.tolist() == [1, 2, 4, 0, 3, 5, 6, *range(7, 20)][:num_logprobs]

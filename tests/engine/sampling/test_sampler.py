@@ -4,12 +4,14 @@ Seeds are fixed; thresholds are such that one seed in a million would fail a rig
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.specs import (
@@ -22,9 +24,9 @@ from paceline.engine.sampling.specs import (
     SampleTruncated,
     TruncatedSample,
 )
-from paceline.engine.sampling.torch_sampler import CANDIDATES, probabilities
+from paceline.engine.sampling.torch_sampler import CANDIDATES, largest, probabilities
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 VOCAB_SIZE = 49152
 FALSE_ALARM = 1e-6
@@ -310,11 +312,38 @@ def test_a_mask_comes_before_every_transform(name: str) -> None:
         assert draft.support[order].tolist() == np.flatnonzero(probs).tolist()
         np.testing.assert_allclose(draft.probs[order], probs[draft.support[order]], rtol=1e-5)
     everywhere = np.arange(2048)
-    verdicts = sample(logits, [SampleComplement(params, (), everywhere, 0.5, mask=mask) for mask in masks])
-    for verdict, probs in zip(verdicts, expected, strict=True):
-        assert isinstance(verdict, ComplementSample)
-        np.testing.assert_allclose(verdict.support_probs, probs, rtol=1e-5, atol=1e-12)
+    verify_results = sample(logits, [SampleComplement(params, (), everywhere, 0.5, mask=mask) for mask in masks])
+    for verify_result, probs in zip(verify_results, expected, strict=True):
+        assert isinstance(verify_result, ComplementSample)
+        np.testing.assert_allclose(verify_result.support_probs, probs, rtol=1e-5, atol=1e-12)
     best = sample(logits, [Argmax(GREEDY, (), mask=mask) for mask in masks])
     assert best == [int(line.argmax()) for line in masked]
     drawn = [GumbelMax(params, (), match_key(1, position), mask=masks[0]) for position in range(64)]
     assert all(expected[0][token] > 0 for token in sample_row(logits[0], drawn))
+
+
+class _Whole(TorchDispatchMode):
+    """Counts results with as many elements as the logits."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += isinstance(result, torch.Tensor) and result.numel() == self.size
+        return result
+
+
+@pytest.mark.parametrize(("values", "expected", "is_whole"), [
+    ([3.0, 1.0, 4.0, 1.0, 5.0], [4, 2, 0], False), ([3.0, 5.0, 3.0, 4.0, 3.0], [1, 3, 0], True),
+    ([5.0, 3.0, 5.0, 4.0, 1.0], [0, 2, 3], False),
+])  # fmt: skip
+def test_whole_rows_are_compared_only_if_the_last_equals_another(
+    values: list[float], expected: list[int], is_whole: bool
+) -> None:
+    rows = torch.tensor([values])
+    with _Whole(rows.numel()) as whole:
+        found = largest(rows, 3)
+    assert found.tolist() == [expected]
+    assert bool(whole.count) == is_whole

@@ -40,6 +40,19 @@ def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:
     assert seen == {1}
 
 
+def test_a_lease_within_a_lease_ends_with_the_outer_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    own = ComputeLock(path)
+    with open(path) as file:
+        with own.lease() as outer:
+            with own.lease() as inner:
+                assert inner is outer
+            assert is_held(file.fileno())
+        assert not is_held(file.fileno())
+        with own.lease():
+            assert is_held(file.fileno())
+
+
 def test_who_waits_is_next(tmp_path: Path) -> None:
     """However fast the one who just computed comes back."""
     path, order = str(tmp_path / "lock"), []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.engine.scheduling.load import LoadMeter
+from paceline.engine.scheduling.load_meter import LoadMeter
 
 
 def test_slowdown_is_what_recent_forwards_took_of_what_was_measured() -> None:
@@ -42,12 +42,12 @@ def test_busy_is_the_share_of_the_last_window() -> None:
     meter.count_step(0.3, 1)
     now_s = 0.5
     # The window is not over.
-    assert meter.busy(0.0) == 0
+    assert meter.utilization(0.0) == 0
     now_s = 1.0
-    assert meter.busy(0.2) == pytest.approx(0.5)
+    assert meter.utilization(0.2) == pytest.approx(0.5)
     # The running step's first part is not counted twice.
     meter.count_step(0.7, 1)
     now_s = 2.0
-    assert meter.busy(0.0) == pytest.approx(0.5)
+    assert meter.utilization(0.0) == pytest.approx(0.5)
     now_s = 3.5
-    assert meter.busy(0.0) == 0
+    assert meter.utilization(0.0) == 0

@@ -12,15 +12,15 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
-from paceline.engine.scheduling import eviction
+from paceline.engine.scheduling import preemption
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
-from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.preemption import reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.errors import Cancelled, InternalError, OutOfRange, ResourceExhausted
 from paceline.grammar import Grammar
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 8
 OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), traceparent="of some trace")
@@ -127,7 +127,7 @@ def test_drafts_that_a_job_builds_on_are_cached_for_others_only_once_decided() -
     stream.send(opening(1), drafting(1, context, drafts=[90, 91, 92]))
     stream.feed()
     drafts = [*context, 90, 91, 92]
-    # A bet on them, which is lost, and then one that is won.
+    # An early draft after them, which misses, and then one that hits.
     stream.send(start(2, 1, [93], position=len(drafts)), Truncate(3, 1, len(context) + 1))
     assert num_indexed(stream, drafts) == BLOCK_SIZE
     stream.send(drafting(4, [80], drafts=[81, 82, 83], position=len(context) + 1))
@@ -171,11 +171,11 @@ def test_however_a_sequence_became_idle_it_gives_way_when_it_was_so_for_long(
     stream = Stream()
     stream.send(opening(1), start(1, 1, list(range(100))))
     stream.feed()
-    stream.session.states[0].idle_since_s -= 2 * eviction.LONG_S
+    stream.session.states[0].idle_since_s -= 2 * preemption.LONG_S
     end(stream)
     stream.send(opening(3), start(4, 3, [9] * 100))
     assert isinstance(stream.results[4], ResourceExhausted)
-    monkeypatch.setattr(eviction, "LONG_S", -1.0)
+    monkeypatch.setattr(preemption, "LONG_S", -1.0)
     stream.send(Truncate(5, 3, 0), start(6, 3, [9] * 100))
     stream.feed()
     assert stream.results[6] == [9] * 100
@@ -218,7 +218,7 @@ def test_usage_tells_what_was_read_from_what_was_held() -> None:
 @pytest.mark.parametrize("ends", ["compiled", "released"])
 def test_a_sequence_waits_for_its_grammar_and_no_other_does(ends: str) -> None:
     stream, compiling = Stream(), Future[Any]()
-    waiting = replace(OPTIONS, grammar=Grammar(compiling, frozenset(), compiling.result))
+    waiting = replace(OPTIONS, grammar=Grammar(lambda: compiling, frozenset()))
     stream.send(Open(1000, 1, waiting), start(1, 1, [1, 2, 3]), opening(2), start(2, 2, [4, 5]))
     stream.feed()
     assert 1 not in stream.results

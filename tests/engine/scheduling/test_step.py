@@ -19,7 +19,7 @@ from paceline.engine.scheduling.commands import Answer, Start, Truncate
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.step import StepRunner, run_step
 from paceline.errors import DeviceLost, InternalError, InvalidArgument, Unavailable
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 from tests.engine.scheduling.test_session import ReadingJob
 from tests.engine.scheduling.test_worker import build_tiny, verify
 
@@ -113,7 +113,7 @@ async def test_after_a_failed_step_jobs_without_their_states_run_alone(monkeypat
     def fault(shares: Shares) -> None:
         lost[:] = [job.sequence for job, _ in shares] if len(shares) > 1 else []
         if any(job.pending[0] == FIRST_TOKEN + CULPRIT for job, _ in shares):
-            raise ValueError("in the forward")
+            raise ValueError("in the forward pass")
 
     results, runner = await answers_of_three(fault, repeats=True)
     assert isinstance(results[CULPRIT], InternalError)
@@ -155,7 +155,7 @@ def test_jobs_whose_states_a_failed_step_may_have_changed_are_not_run_alone() ->
         def step(self, shares: Shares) -> None:
             for job, num_tokens in shares:
                 job.sequence.plan_state(num_tokens)
-            raise ValueError("in the forward")
+            raise ValueError("in the forward pass")
 
     failed = run_step(FailingRunner(), shares)
     assert [type(failed[job]) for job, _ in shares] == [Unavailable, Unavailable]

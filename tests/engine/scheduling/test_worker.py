@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.cache.sequence import SequenceOptions
-from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import Engine, build_engine
+from paceline.engine.engine_config import TARGET_ROLE, EngineConfig
 from paceline.engine.scheduling.commands import Answer, Command, Open, Start
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
-from paceline.sampling import SamplingParams
-from paceline.speculation import Rule
-from target_server.verifier import VerifyJob, VerifySpec
+from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import Rule
+from target_server.verify_job import VerifyJob, VerifySpec
 
 
 async def build_tiny(device_thread: ThreadPoolExecutor, compute_lock_file: str | None = None) -> Engine:

@@ -41,31 +41,35 @@ grpc: {port: {{ .port }}, service: {{ .health | quote }}}
 {{- $keys := .root.Values.keysSecret }}
 {{- $tls := "/etc/paceline/tls" -}}
 - {name: {{ $of }}METRICS, value: "0.0.0.0:9464"}
-{{- with and (not .isFront) .root.Values.models.tokenSecret }}
+{{- with and (not .isPublic) .root.Values.models.tokenSecret }}
 - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
 {{- end }}
 {{- if eq .role "coordinator" }}
 # As long as the startup probe waits.
 - {name: {{ $of }}CONNECT_TIMEOUT, value: "1800"}
 {{- end }}
-{{- if and .isFront $keys }}
+{{- if and .isPublic $keys }}
 - {name: {{ $of }}API_KEYS, value: /etc/paceline/keys/api_keys}
 {{- if eq .role "gateway" }}
 - {name: PACELINE_API_KEY, valueFrom: {secretKeyRef: {name: {{ $keys }}, key: gateway, optional: true}}}
 {{- end }}
-{{- else if .isFront }}
+{{- else if .isPublic }}
 - {name: {{ $of }}NO_KEYS, value: "true"}
+{{- if eq .role "gateway" }}
+# As other namespaces call it.
+- {name: {{ $of }}ALLOWED_HOSTS, value: "{{ .root.Release.Name }}-gateway.{{ .root.Release.Namespace }}"}
+{{- end }}
 {{- end }}
 {{- if .root.Values.tls.secret }}
 - {name: {{ $of }}TLS_CERT, value: {{ $tls }}/services.pem}
 - {name: {{ $of }}TLS_KEY, value: {{ $tls }}/services.key}
 {{- /* As a client: of the servers that it calls, and in health checks. */}}
-{{- range $variable := ternary (list (print $of "SERVERS_TLS_") "PACELINE_TLS_") (list "PACELINE_TLS_") .isFront }}
+{{- range $variable := ternary (list (print $of "SERVERS_TLS_") "PACELINE_TLS_") (list "PACELINE_TLS_") .isPublic }}
 - {name: {{ $variable }}CA, value: {{ $tls }}/ca.pem}
 - {name: {{ $variable }}CERT, value: {{ $tls }}/services.pem}
 - {name: {{ $variable }}KEY, value: {{ $tls }}/services.key}
 {{- end }}
-{{- if .isFront }}
+{{- if .isPublic }}
 - {name: {{ $of }}SERVERS_TLS_NAME, value: {{ .root.Values.tls.name | quote }}}
 {{- else }}
 - {name: {{ $of }}TLS_CLIENT_CA, value: {{ $tls }}/ca.pem}
@@ -74,7 +78,7 @@ grpc: {port: {{ .port }}, service: {{ .health | quote }}}
 {{- end }}
 
 {{- define "paceline.deployment" -}}
-{{- $isFront := has .role (list "coordinator" "gateway") }}
+{{- $isPublic := has .role (list "coordinator" "gateway") }}
 {{- $isGateway := eq .role "gateway" }}
 {{- $live := include "paceline.probe" (merge (dict "health" (ternary "/health" "live" $isGateway)) .) }}
 {{- $ready := include "paceline.probe" (merge (dict "health" (ternary "/ready" "" $isGateway)) .) }}
@@ -115,7 +119,7 @@ spec:
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           command: [python, -m, {{ .module }}, --listen, "0.0.0.0:{{ .port }}"]
           args: {{- concat .args (.values.args | default list) | toYaml | nindent 12 }}
-          env: {{- include "paceline.env" (merge (dict "isFront" $isFront) .) | nindent 12 }}
+          env: {{- include "paceline.env" (merge (dict "isPublic" $isPublic) .) | nindent 12 }}
           ports: [{name: main, containerPort: {{ .port }}}, {name: metrics, containerPort: 9464}]
           # Half an hour: the first start may download a model.
           startupProbe: { {{- $live }}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 900}
@@ -131,7 +135,7 @@ spec:
           volumeMounts:
             - {name: tmp, mountPath: /tmp}
             - {name: cache, mountPath: /home/paceline/.cache/paceline}
-            {{- if and $isFront .root.Values.keysSecret }}
+            {{- if and $isPublic .root.Values.keysSecret }}
             - {name: keys, mountPath: /etc/paceline/keys, readOnly: true}
             {{- end }}
             {{- if .root.Values.tls.secret }}
@@ -139,8 +143,8 @@ spec:
             {{- end }}
       volumes:
         - {name: tmp, emptyDir: {}}
-        - {name: cache, {{ if and $claim (not $isFront) }}persistentVolumeClaim: {claimName: {{ $claim }}}{{ else }}emptyDir: {}{{ end }}}
-        {{- if and $isFront .root.Values.keysSecret }}
+        - {name: cache, {{ if and $claim (not $isPublic) }}persistentVolumeClaim: {claimName: {{ $claim }}}{{ else }}emptyDir: {}{{ end }}}
+        {{- if and $isPublic .root.Values.keysSecret }}
         - {name: keys, secret: {secretName: {{ .root.Values.keysSecret }}, items: [{key: api_keys, path: api_keys}]}}
         {{- end }}
         {{- with .root.Values.tls.secret }}

@@ -260,7 +260,13 @@ def _run_parts(
 def attend_by(
     part_at: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation, scoring: Scoring, eps: float, cache: Cache
 ) -> Array:
-    """Runs `attend` with a compiled `part_address`."""
+    """Writes keys and values into a layer's cache, then computes attention.
+
+    part_at: see `part_address`.
+    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim].
+
+    Returns [num_rows, heads * head_dim]; padding rows are 0.
+    """
     num_rows = qkv.shape[0]
     kv_heads, head_dim = cache.keys.shape[1:3]
     heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
@@ -290,14 +296,3 @@ def part_address(dtype: np.dtype[Any], cache: Cache) -> int:
         _run_part, counts, counts, counts, rows[:, :, ::1], counts[::1], counts[::1], counts[:, ::1], counts[::1],
         rotation, typeof(Scoring(0, 0.0)), floats, typeof(cache), floats[:, :, ::1], rows[:, ::1],
     )  # fmt: skip
-
-
-def attend(
-    qkv: Array, plan: AttentionPlan, rotation: HeadRotation, scoring: Scoring, eps: float, cache: Cache
-) -> Array:
-    """Writes keys and values into a layer's cache, then computes attention.
-
-    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]. Returns [num_rows, heads * head_dim]; padding rows are 0.
-    """
-    attended: Array = attend_by(part_address(qkv.dtype, cache), qkv, plan, rotation, scoring, eps, cache)
-    return attended

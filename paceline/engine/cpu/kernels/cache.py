@@ -55,7 +55,7 @@ def _peak(x: Array) -> np.float32:
 
 
 @compiled()
-def quantise_row(x: Array, out: Array) -> np.float32:
+def quantize_row(x: Array, out: Array) -> np.float32:
     """Writes x / scale, rounded to [-127, 127], to `out`, and returns the scale.
 
     x: [width] float32 or bfloat16; out: [width] int8.
@@ -69,8 +69,8 @@ def quantise_row(x: Array, out: Array) -> np.float32:
 
 def _write_int8_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
     at = place * (key.size // 4)
-    cache.key_scales[at, head, offset] = quantise_row(key, cache.keys[place, head, :, offset])
-    cache.value_scales[at, head, offset] = quantise_row(value, cache.values[place, head, offset])
+    cache.key_scales[at, head, offset] = quantize_row(key, cache.keys[place, head, :, offset])
+    cache.value_scales[at, head, offset] = quantize_row(value, cache.values[place, head, offset])
 
 
 def _scale_int8_scores(cache: Any, place: int, head: int, scores: Array) -> None:

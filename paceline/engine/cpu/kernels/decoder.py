@@ -1,4 +1,4 @@
-"""All decoder layers in one call: calls from Python would take an eighth of a one-row forward.
+"""All decoder layers in one call: calls from Python would take an eighth of a one-row forward pass.
 
 Layers have arrays of the same shapes: the kernel takes the first layer's, and a table of all addresses and numbers.
 """
@@ -23,7 +23,7 @@ from paceline.engine.cpu.kernels.bfloat16 import (
 )
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
-from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
+from paceline.engine.cpu.kernels.quantized.product import QuantizedWeights, multiply_quantized
 from paceline.engine.cpu.kernels.rows import Activation, activate, add_scaled, rms_norm
 from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled
 
@@ -40,7 +40,7 @@ class DraftInt8Weights(NamedTuple):
     kernel_at: int = 0
 
 
-Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights | QuantisedWeights
+Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights | QuantizedWeights
 
 
 class LayerArrays(NamedTuple):
@@ -99,7 +99,7 @@ _KERNELS: dict[type, Callable[..., Array]] = {
     Bfloat16Weights: multiply_bfloat16,
     Int8Weights: multiply_int8,
     MatrixUnitWeights: multiply_on_matrix_unit,
-    QuantisedWeights: multiply_quantised,
+    QuantizedWeights: multiply_quantized,
 }
 
 

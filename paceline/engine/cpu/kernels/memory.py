@@ -1,6 +1,6 @@
 """Memory for weights and the KV cache in large pages, and prefetching.
 
-A forward reads all weights once. With pages of 4 KiB products take longer (docs/architecture.md): addresses are
+A forward pass reads all weights once. With pages of 4 KiB products take longer (docs/architecture.md): addresses are
 looked up for every page, and the processor's own prefetching restarts there.
 """
 

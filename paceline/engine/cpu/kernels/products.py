@@ -13,15 +13,15 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import memory
 from paceline.engine.cpu.kernels.memory import LINE_BYTES, fetch_rows
 from paceline.engine.cpu.kernels.processor import has_features
-from paceline.engine.cpu.kernels.quantised.writer import (
+from paceline.engine.cpu.kernels.quantized.instruction_writer import (
     BYTE,
     FLOAT,
     INDEX,
     VOID,
     WORD,
     WORD_BYTES,
-    Place,
     Strided,
+    StridedPointer,
     Writer,
     indexed_code,
 )
@@ -72,21 +72,21 @@ class _ProductWriter(Writer):
             for (row, at), total in zip(places, self.accumulate(depth, before, add_term), strict=True):
                 self.store(total, to, row, at)
 
-    def _load_columns(self, place: Place, part: int) -> Any:
+    def _load_columns(self, pointer: StridedPointer, part: int) -> Any:
         bits, builder = self._dtype.bitwidth, self.builder
         offset = INDEX(part * _LANES * bits // 8)
         if self._dtype == types.float32:
-            return self.load(place, 0, offset, self.floats)
-        loaded = self.load(place, 0, offset, ir.VectorType(ir.IntType(bits), _LANES))
+            return self.load(pointer, 0, offset, self.floats)
+        loaded = self.load(pointer, 0, offset, ir.VectorType(ir.IntType(bits), _LANES))
         if self._dtype == types.int8:
             return builder.sitofp(loaded, self.floats)
         wide = builder.shl(builder.zext(loaded, self.words), self.words([16] * _LANES))
         return builder.bitcast(wide, self.floats)
 
-    def _fetch(self, place: Place) -> None:
+    def _fetch(self, pointer: StridedPointer) -> None:
         for offset in range(0, BLOCK * self._dtype.bitwidth // 8, LINE_BYTES):
             # To read, into the first cache, data.
-            address = self.address(place, 0, INDEX(offset), BYTE)
+            address = self.address(pointer, 0, INDEX(offset), BYTE)
             self.call("llvm.prefetch.p0", VOID, address, WORD(0), WORD(3), WORD(1))
 
 

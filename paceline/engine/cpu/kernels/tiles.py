@@ -38,7 +38,7 @@ FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _WORD_BYTES, _VECTOR_BYTES = 4, 64
 # Weights are fetched this far ahead. The processor's own prefetching ends at each page, and the sums of many rows leave
-# no instructions in flight to wait for memory: without this a forward of nine rows takes a quarter longer.
+# no instructions in flight to wait for memory: without this a forward pass of nine rows takes a quarter longer.
 _AHEAD_BYTES = 8192
 # Rows that share a pointer, by addresses of the form pointer + {0, 1, 2} * stride. LLVM's own choice of addresses for
 # eleven rows takes 1.6 times as long.

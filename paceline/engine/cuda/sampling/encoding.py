@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
+from paceline.engine.cuda.sampling.spec_table import MOST, Column, Found, Kind
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.shared_vocabulary import sample_rows
 from paceline.engine.sampling.specs import (
     Argmax,
     ComplementSample,
@@ -26,8 +27,7 @@ from paceline.engine.sampling.specs import (
     SampleTruncated,
     TruncatedSample,
 )
-from paceline.engine.sampling.vocabularies import sample_rows
-from paceline.sampling import SamplingParams
+from paceline.sampling_params import SamplingParams
 
 # Less than the likeliest token's probability ever is.
 LEAST_TOP_P = 1e-200

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.sampling.table import (
+from paceline.engine.cuda.sampling.spec_table import (
     FEW,
     GUMBEL,
     KEY_HIGH,
@@ -24,7 +24,7 @@ from paceline.noise import MIX_1 as _MIX_1
 from paceline.noise import MIX_2 as _MIX_2
 
 # Tokens in a part.
-PART_TOKENS = 4096
+SOFTMAX_PART_TOKENS = 4096
 # Warps of a program, enough that a part fits into registers.
 NUM_WARPS = 8
 MIX_1, MIX_2 = tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
@@ -123,14 +123,14 @@ class Parts:
 def weigh(logits: torch.Tensor, table: SpecTable) -> Parts:
     """Computes the parts of logits: [num_rows, vocab_size] float32."""
     num_rows, vocab_size = logits.shape
-    size = (num_rows, triton.cdiv(vocab_size, PART_TOKENS))
+    size = (num_rows, triton.cdiv(vocab_size, SOFTMAX_PART_TOKENS))
     wide, index = (logits.new_empty(size, dtype=dtype) for dtype in (torch.float64, torch.int32))
     parts = Parts(
         logits.new_empty(size), index, wide, torch.empty_like(wide), torch.empty_like(wide), torch.empty_like(index)
     )
-    _survey[size](logits, parts.peaks, parts.peak_tokens, vocab_size, parts.num_parts, PART=PART_TOKENS)
+    _survey[size](logits, parts.peaks, parts.peak_tokens, vocab_size, parts.num_parts, PART=SOFTMAX_PART_TOKENS)
     _weigh[size](
         logits, table.numbers, table.supports, parts.peaks, parts.totals, parts.outsides, parts.scores, parts.choices,
-        vocab_size, parts.num_parts, PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
+        vocab_size, parts.num_parts, PART=SOFTMAX_PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip
     return parts

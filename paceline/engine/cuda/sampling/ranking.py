@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from paceline.engine.cuda.sampling.partial_softmax import NUM_WARPS, Parts, load_parts, weights_of
-from paceline.engine.cuda.sampling.table import (
+from paceline.engine.cuda.sampling.spec_table import (
     FEW,
     IS_COMPLETE,
     IS_CUT,
@@ -32,14 +32,15 @@ from paceline.engine.cuda.sampling.table import (
 )
 
 # Tokens in a part. Parts are larger than in `partial_softmax`, because each part gives MOST keys to merge.
-PART_TOKENS = 8192
+RANKED_PART_TOKENS = 8192
 # Keys that a program compares in one pass of a loop.
 CHUNK = tl.constexpr(16)
 
 
 @triton.jit
 def key_of(logits, token):
-    bits = logits.to(tl.int32, bitcast=True)
+    # -0.0 equals 0.0 but has other bits.
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     # The larger of two negative floats has the smaller bits, so these are inverted.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token.to(tl.int64))
@@ -145,7 +146,7 @@ def _cut(
             size = tl.sum(keep.to(tl.int32), 0)
             tl.store(found + SIZE, size.to(tl.float64))
             probs = tl.where(rank < size, probs, 0.0)
-            # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
+            # Sample from the float32 probabilities that are sent: the verify result needs exactly the q of the sample.
             probs = (probs / tl.sum(probs, 0)).to(tl.float32).to(tl.float64)
             tl.store(sample_ids + row * FEW + rank, token_of(key))
         tl.store(ids + row * FEW + rank, token_of(key))
@@ -155,29 +156,31 @@ def _cut(
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
+class RankedTokens:
     """The likeliest tokens of the rows that need them, in descending order; undefined for other rows."""
 
     ids: torch.Tensor  # [num_rows, MOST] int32
-    # Normalised over the kept tokens; 0 for the others.
+    # Normalized over the kept tokens; 0 for the others.
     probs: torch.Tensor  # [num_rows, MOST] float64
 
 
-def rank(logits: torch.Tensor, table: SpecTable, parts: Parts, samples: SampleTable) -> Few:
+def rank(logits: torch.Tensor, table: SpecTable, parts: Parts, samples: SampleTable) -> RankedTokens:
     """Ranks the tokens of logits: [num_rows, vocab_size] float32.
 
     Writes into `samples` which rows are complete, and the token ids of supports.
     """
     num_rows, vocab_size = logits.shape
-    size = (num_rows, triton.cdiv(vocab_size, PART_TOKENS))
+    size = (num_rows, triton.cdiv(vocab_size, RANKED_PART_TOKENS))
     lists = logits.new_empty((*size, MOST), dtype=torch.int64)
     merged = logits.new_empty((num_rows, MOST), dtype=torch.int64)
-    few = Few(merged.new_empty((num_rows, MOST), dtype=torch.int32), torch.empty_like(merged, dtype=torch.float64))
-    _rank_part[size](logits, table.numbers, lists, vocab_size, size[1], PART=PART_TOKENS, num_warps=NUM_WARPS)
+    ranked = RankedTokens(
+        merged.new_empty((num_rows, MOST), dtype=torch.int32), torch.empty_like(merged, dtype=torch.float64)
+    )
+    _rank_part[size](logits, table.numbers, lists, vocab_size, size[1], PART=RANKED_PART_TOKENS, num_warps=NUM_WARPS)
     padded = triton.next_power_of_2(size[1])
     _merge[(num_rows,)](lists, table.numbers, merged, size[1], PADDED=padded, num_warps=NUM_WARPS)
     _cut[(num_rows,)](
-        merged, table.numbers, parts.peaks, parts.totals, few.ids, few.probs, samples.numbers, samples.ids,
+        merged, table.numbers, parts.peaks, parts.totals, ranked.ids, ranked.probs, samples.numbers, samples.ids,
         vocab_size, parts.num_parts, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return few
+    return ranked

@@ -6,15 +6,15 @@ import triton.language as tl
 
 from paceline.engine.cuda.sampling.partial_softmax import (
     NUM_WARPS,
-    PART_TOKENS,
+    SOFTMAX_PART_TOKENS,
     gumbel,
     load_parts,
     outside_of,
     weigh,
     weights_of,
 )
-from paceline.engine.cuda.sampling.ranking import CHUNK, Few, rank
-from paceline.engine.cuda.sampling.table import (
+from paceline.engine.cuda.sampling.ranking import CHUNK, RankedTokens, rank
+from paceline.engine.cuda.sampling.spec_table import (
     CONFIDENCE,
     FEW,
     GUMBEL,
@@ -119,21 +119,21 @@ def _select_token(
     row = tl.program_id(0).to(tl.int64)
     spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     kind, is_cut = tl.load(spec + KIND), tl.load(spec + IS_CUT) > 0
-    few = row * FEW + tl.arange(0, FEW)
+    ranked = row * FEW + tl.arange(0, FEW)
     if kind == LIKELIEST:
         best = tl.argmax(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
         token = tl.load(peak_tokens + row * num_parts + best)
         _store_token(logits, spec, found, peaks, totals, token, row, vocab_size, num_parts, PADDED)
     elif kind == SUPPORT:
-        probs = tl.load(kept + few)
+        probs = tl.load(kept + ranked)
         sums = tl.cumsum(probs, 0)
         chosen = _first_above(sums, probs, tl.load(spec + UNIFORM) * tl.max(sums, 0), tl.arange(0, FEW))
         tl.store(found + TOKEN, tl.load(ids + row * FEW + chosen).to(tl.float64))
-        tl.store(sample_probs + few, probs.to(tl.float32))
+        tl.store(sample_probs + ranked, probs.to(tl.float32))
     elif kind == GUMBEL:
         if is_cut:
             low, high = tl.load(spec + KEY_LOW).to(tl.int64), tl.load(spec + KEY_HIGH).to(tl.int64)
-            probs, noise = tl.load(kept + few), gumbel(tl.load(ids + few), low, high)
+            probs, noise = tl.load(kept + ranked), gumbel(tl.load(ids + ranked), low, high)
             score = tl.where(probs > 0, tl.log(tl.where(probs > 0, probs, 1.0)) + noise, -float("inf"))
             token = tl.load(ids + row * FEW + tl.argmax(score, 0))
         else:
@@ -153,9 +153,9 @@ def sample_all(logits: torch.Tensor, table: SpecTable, samples: SampleTable) -> 
     """Samples every row of logits: [num_rows, vocab_size] float32, and writes into `samples`."""
     num_rows, vocab_size = logits.shape
     parts = weigh(logits, table)
-    few: Few = rank(logits, table, parts, samples)
+    ranked: RankedTokens = rank(logits, table, parts, samples)
     _select_token[(num_rows,)](
         logits, table.numbers, table.supports, parts.peaks, parts.peak_tokens, parts.totals, parts.outsides,
-        parts.scores, parts.choices, few.ids, few.probs, samples.numbers, samples.probs, vocab_size, parts.num_parts,
-        PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
+        parts.scores, parts.choices, ranked.ids, ranked.probs, samples.numbers, samples.probs, vocab_size, parts.num_parts,
+        PART=SOFTMAX_PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip

@@ -16,7 +16,7 @@ Given = Callable[[str, Any], Any]
 
 _WINDOW = "attention.sliding_window"
 _PATTERN = "attention.sliding_window_pattern"
-_WINDOW_ROPE_BASE = "rope.freq_base_swa"
+WINDOW_ROPE_BASE = "rope.freq_base_swa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GgufArchitecture:
 def _set_windows(config: PreTrainedConfig, given: Given, period: int) -> None:
     """Sets the layers' types: by the file's pattern, or each `period`-th layer sees all tokens."""
     pattern, count = given(_PATTERN, period), config.num_hidden_layers
-    if isinstance(pattern, int) and pattern > 0:
+    if type(pattern) is int and pattern > 0:
         pattern = [bool((index + 1) % pattern) for index in range(count)]
     if not isinstance(pattern, list):
         raise ConfigError(
@@ -73,7 +73,7 @@ def _gemma2(config: PreTrainedConfig, given: Given) -> None:
 def _gemma3(config: PreTrainedConfig, given: Given) -> None:
     _set_gemma(config, 62)
     _set_windows(config, given, 6)
-    _set_ropes(config, given(_WINDOW_ROPE_BASE, 10_000.0))
+    _set_ropes(config, given(WINDOW_ROPE_BASE, 10_000.0))
 
 
 def _smollm3(config: PreTrainedConfig, given: Given) -> None:
@@ -134,7 +134,7 @@ ARCHITECTURES = {
         "gemma3_text",
         keys={_WINDOW: "sliding_window", "final_logit_softcapping": "final_logit_softcapping"},
         defaults={"final_logit_softcapping": None},
-        others=(_PATTERN, _WINDOW_ROPE_BASE),
+        others=(_PATTERN, WINDOW_ROPE_BASE),
         complete=_gemma3,
     ),
     "olmo2": GgufArchitecture(

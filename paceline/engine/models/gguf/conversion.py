@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from paceline.cache_folder import cache_folder
 from paceline.engine.models.gguf.file import read_gguf
-from paceline.engine.models.gguf.tensors import dequantised
+from paceline.engine.models.gguf.tensors import dequantized
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 7
+FORMAT = 8
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
@@ -63,7 +63,7 @@ def _digest(file: Path) -> str:
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     model = read_gguf(file)
-    tensors = {name: torch.from_numpy(dequantised(tensor)).to(dtype) for name, tensor in model.tensors.items()}
+    tensors = {name: torch.from_numpy(dequantized(tensor)).to(dtype) for name, tensor in model.tensors.items()}
     # The class of the config has no type.
     config = model.config.to_dict() | {"model_type": model.config.model_type}
     folder.mkdir()

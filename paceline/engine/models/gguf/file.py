@@ -13,13 +13,13 @@ from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import PreTrainedConfig
 
 from paceline.engine.models.architectures import ARCHITECTURES as KNOWN
-from paceline.engine.models.config import ModelConfig, expected_shapes
 from paceline.engine.models.gguf.architectures import ARCHITECTURES
-from paceline.engine.models.gguf.config import read_config
+from paceline.engine.models.gguf.gguf_config import read_config
 from paceline.engine.models.gguf.header import Header, read_header
 from paceline.engine.models.gguf.tensors import FileTensor, Parts, file_tensor
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
-from paceline.engine.models.modules import parameter_names, typed
+from paceline.engine.models.model_config import ModelConfig, expected_shapes
+from paceline.engine.models.supported_modules import parameter_names, typed
 from paceline.errors import ConfigError
 
 # The experts' matrices that transformers joins and a file has apart.
@@ -96,7 +96,7 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
     return (
         mapping,
         header,
-        read_config(header, None if factors is None else file_tensor(mapping, factors).dequantised()),
+        read_config(header, None if factors is None else file_tensor(mapping, factors).dequantized()),
     )
 
 
@@ -111,6 +111,8 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
         if place.name not in names:
             raise ConfigError(f"its tensor {place.name!r} is not part of a supported {header.architecture} model")
         name = names[place.name]
+        if name in tensors:
+            raise ConfigError(f"it has the tensor {place.name!r} twice")
         tensor = file_tensor(mapping, place, _heads(name, config) if interleaves_heads else None)
         # llama.cpp's converter has added it.
         tensors[name] = tensor.less(norm_offset) if norm_offset and name.endswith("norm.weight") else tensor

@@ -4,8 +4,9 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import mmap
+import reprlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
@@ -21,6 +22,31 @@ _NUMBERS = {
     GGUFValueType.FLOAT32: "f", GGUFValueType.FLOAT64: "d", GGUFValueType.BOOL: "?",
 }  # fmt: skip
 _LENGTH = struct.Struct("<Q")
+# What the values of keys must be. An architecture's keys: see `config`.
+_TEXT, _TRUTH, _WHOLE, _TEXTS, _NUMBER_LIST = (
+    "a text",
+    "true or false",
+    "a whole number",
+    "a list of texts",
+    "a list of numbers",
+)
+_TYPES: dict[str, tuple[type, ...]] = {
+    _TEXT: (str,), _TRUTH: (bool,), _WHOLE: (int,), _TEXTS: (str,), _NUMBER_LIST: (int, float),
+}  # fmt: skip
+_KINDS = {
+    "general.architecture": _TEXT, "general.name": _TEXT, "general.alignment": _WHOLE, "split.count": _WHOLE,
+    "tokenizer.chat_template": _TEXT, "tokenizer.ggml.model": _TEXT, "tokenizer.ggml.pre": _TEXT,
+    "tokenizer.ggml.tokens": _TEXTS, "tokenizer.ggml.merges": _TEXTS, "tokenizer.ggml.scores": _NUMBER_LIST,
+    "tokenizer.ggml.token_type": _NUMBER_LIST, "tokenizer.ggml.add_bos_token": _TRUTH,
+    "tokenizer.ggml.add_eos_token": _TRUTH, "tokenizer.ggml.add_space_prefix": _TRUTH,
+}  # fmt: skip
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind not in (_TEXTS, _NUMBER_LIST):
+        return type(value) in _TYPES[kind]
+    # All of an array have one type.
+    return isinstance(value, list) and all(type(each) in _TYPES[kind] for each in value[:1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +65,13 @@ class Header:
     metadata: dict[str, Any]
     places: tuple[TensorPlace, ...]
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError, naming the key, if a value has another type than what reads it expects."""
+        for key, value in self.metadata.items():
+            kind = _WHOLE if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") else _KINDS.get(key)
+            if kind is not None and not _is(value, kind):
+                raise ConfigError(f"its {key} is {reprlib.repr(value)}; it must be {kind}")
+
     @property
     def architecture(self) -> str:
         """llama.cpp's name, or empty."""
@@ -55,21 +88,24 @@ def read_header(file: mmap.mmap) -> Header:
         if version not in VERSIONS:
             raise ConfigError(f"its GGUF version is {version}; supported: {', '.join(map(str, VERSIONS))}")
         metadata = {cursor.text(): cursor.value(*cursor.numbers("I")) for _ in range(num_keys)}
+        if len(metadata) < num_keys:
+            raise ConfigError("its header has a key twice")
         places = [cursor.place() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))
-        start = -(-cursor.position // alignment) * alignment
     except (
         struct.error,
         ValueError,
         OverflowError,
         MemoryError,
         RecursionError,
-        ZeroDivisionError,
         TypeError,
     ) as error:
         raise ConfigError(f"its header is corrupt or truncated ({error})") from error
-    return Header(
-        metadata, tuple(TensorPlace(name, shape, layout, start + offset) for name, shape, layout, offset in places)
+    header = Header(metadata, ())
+    if (alignment := metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)) < 1:
+        raise ConfigError(f"its general.alignment is {alignment}; it must be positive")
+    start = -(-cursor.position // alignment) * alignment
+    return replace(
+        header, places=tuple(TensorPlace(name, shape, kind, start + offset) for name, shape, kind, offset in places)
     )
 
 

@@ -7,12 +7,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quant_shape_to_byte_shape
 
 from paceline.engine.arrays import Array
+from paceline.engine.models.gguf.blocks import BLOCK_FORMATS
 from paceline.engine.models.gguf.header import TensorPlace
 from paceline.errors import ConfigError
 
 FLOATS = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
-BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
+FORMATS = (*FLOATS, *(each.type for each in BLOCK_FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class FileTensor:
 
     def less(self, offset: float) -> "FileTensor":
         """Returns a vector's numbers less the offset, in memory."""
-        values = self.dequantised() - np.float32(offset)
+        values = self.dequantized() - np.float32(offset)
         return FileTensor(GGMLQuantizationType.F32, self.shape, values.view(np.uint8)[None])
 
-    def dequantised(self) -> Array:
+    def dequantized(self) -> Array:
         """Returns all of it, in our order of rows: `shape` float32."""
         values = _numbers(self.data, self.format).reshape(self.shape)
         return values if self.row_order is None else values[self.row_order]
@@ -59,11 +59,11 @@ class FileTensor:
 Parts = tuple[FileTensor, ...]
 
 
-def dequantised(tensor: FileTensor | Parts) -> Array:
+def dequantized(tensor: FileTensor | Parts) -> Array:
     """Returns all of it, in float32."""
     if isinstance(tensor, FileTensor):
-        return tensor.dequantised()
-    return np.concatenate([part.dequantised() for part in tensor], axis=-2)
+        return tensor.dequantized()
+    return np.concatenate([part.dequantized() for part in tensor], axis=-2)
 
 
 def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:

@@ -1,6 +1,7 @@
 """Converts a GGUF file's vocabulary to Hugging Face tokenizer files."""
 
 import logging
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ _NAMED_TOKENS = {
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 # A space in a sentencepiece vocabulary.
 _SPACE = "▁"
+# A file does not say that Phi-3's control tokens take the white space after them, all but these. Its name does.
+_PHI3 = re.compile("phi[-_ ]?3", re.IGNORECASE)
+_PHI3_STILL = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def tokenizer_files(header: Header) -> dict[str, bytes]:
@@ -131,10 +135,20 @@ def _add_tokens(backend: Tokenizer, header: Header) -> None:
             header.metadata["tokenizer.ggml.tokens"], header.metadata.get("tokenizer.ggml.token_type", ()), strict=False
         )
     )
-    special = [token for token, kind in pairs if kind in (_UNKNOWN, _CONTROL)]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    own = [token for token, kind in pairs if kind == _USER_DEFINED]
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+    takes_space = _is_phi3(header)
+
+    def added(token: str, special: bool) -> AddedToken:
+        return AddedToken(token, normalized=False, special=special, rstrip=takes_space and token not in _PHI3_STILL)
+
+    backend.add_special_tokens([added(token, True) for token, kind in pairs if kind in (_UNKNOWN, _CONTROL)])
+    backend.add_tokens([added(token, False) for token, kind in pairs if kind == _USER_DEFINED])
+
+
+def _is_phi3(header: Header) -> bool:
+    """Returns whether the vocabulary is Phi-3's: by the model's name as in llama.cpp, or of this architecture, Llama 2's."""
+    named = _PHI3.search(header.metadata.get("general.name", ""))
+    is_llama2s = header.metadata["tokenizer.ggml.model"] == "llama"
+    return named is not None or (header.architecture == "phi3" and is_llama2s)
 
 
 def _settings(header: Header) -> dict[str, Any]:

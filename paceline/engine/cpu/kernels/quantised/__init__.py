@@ -1,1 +1,0 @@
-"""Products with quantised weights: the bits that a GGUF file has, arranged for the processor's dot products."""

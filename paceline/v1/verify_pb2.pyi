@@ -1,0 +1,66 @@
+from paceline.v1 import sampling_pb2 as _sampling_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Verify(_message.Message):
+    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tail_tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    support_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    support_sizes: _containers.RepeatedScalarFieldContainer[int]
+    rule: _sampling_pb2.Rule
+    logprobs: int
+    prompt_logprobs: int
+    lenience: float
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ...) -> None: ...
+
+class VerifyResult(_message.Message):
+    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "compute_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens", "first_invalid_position")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_MASSES_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    LENIENT_ACCEPTS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INVALID_POSITION_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    support_probs: bytes
+    outside_masses: bytes
+    outside_tokens: _containers.RepeatedScalarFieldContainer[int]
+    queued_us: int
+    compute_us: int
+    lenient_accepts: _containers.RepeatedScalarFieldContainer[bool]
+    logprobs: Logprobs
+    prompt_logprobs: Logprobs
+    cached_tokens: int
+    first_invalid_position: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., first_invalid_position: _Optional[int] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("chosen", "top_token_ids", "top")
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    chosen: bytes
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top: bytes
+    def __init__(self, chosen: _Optional[bytes] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top: _Optional[bytes] = ...) -> None: ...

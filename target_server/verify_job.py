@@ -1,0 +1,161 @@
+"""The job of a Verify command: one forward pass, and a sample at each of k + 1 positions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.cache.sequence import Sequence
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import (
+    Argmax,
+    ArgmaxWithLenience,
+    ComplementSample,
+    GumbelMax,
+    LenientSample,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    Score,
+)
+from paceline.engine.scheduling.job import Job
+from paceline.grammar import Mask, allows
+from paceline.noise import Purpose, make_key, match_key, uniform
+from paceline.speculation_params import Rule
+
+_NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySpec:
+    """What to verify, and how."""
+
+    drafts: list[int]
+    # For rule `rejection`, one for each draft that was sampled, the last ones: the ids on which q is not zero.
+    supports: list[NDArray[np.int64]]  # [support_size] each
+    rule: Rule
+    # Only for greedy requests: a draft is accepted if p(draft) >= lenience * max p.
+    lenience: float = 1.0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJobResult:
+    # For rule `match` k + 1 tokens; for `rejection` one for each draft without a support, and the bonus token.
+    tokens: list[int]
+    # For `rejection`, one for each support: p on it, and a token sampled outside it.
+    complements: list[ComplementSample]
+    # With lenience, one for each draft.
+    lenient_accepts: list[bool]
+    # If asked for: one for each of the k + 1 positions, and one for each tail token from the second on.
+    logprobs: list[RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
+    # The first position without any token to sample. It matters only if the text reaches it.
+    first_invalid_position: int | None
+    # Tail tokens that the cache already held.
+    cached_tokens: int
+    queued_us: int
+    compute_us: int
+
+
+class VerifyJob(Job):
+    """Samples after the last tail token and after each draft."""
+
+    def __init__(self, sequence: Sequence, tail: list[int], spec: VerifySpec) -> None:
+        super().__init__(sequence, tail + spec.drafts)
+        self._verify_spec = spec
+        self._num_drafts = len(spec.drafts)
+        self._supports = [*spec.supports, _NO_SUPPORT]
+        # Positions whose sample is the target's own draw.
+        self._num_matched = len(spec.drafts) + (1 if spec.rule is Rule.MATCH else -len(spec.supports))
+        # The position of the first draft, and the noise's round_start.
+        self._round_start = sequence.length + len(tail)
+        self._samples: list[Sample] = []
+        self._row_logprobs: list[RowLogprobs] = []
+        # The first position without any token to sample, and the last that the text may reach under the grammar.
+        self._first_invalid_position: int | None = None
+        self._last_reached = self._num_drafts
+        sampling = sequence.options.sampling
+        is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere
+        # The spec of all sampled rows, if it is the same: one object, which the runner looks at once.
+        self._only_spec = Argmax(sampling, (), num_logprobs=spec.num_logprobs) if is_plain else None
+        self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
+
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
+        num_before = min(first_sampled, num_tokens)
+        scores = [self._score(row) for row in range(num_before)] if self._num_scored else [None] * num_before
+        if self._only_spec is not None:
+            return [*scores, *[self._only_spec] * (num_tokens - num_before)]
+        first_index = len(self._samples) - first_sampled
+        return [*scores, *[self._spec(first_index + row, row) for row in range(num_before, num_tokens)]]
+
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        self._row_logprobs += row_logprobs
+
+    def absorb(self, samples: list[Sample]) -> None:
+        self._samples += [each for each in samples if each is not None]
+
+    @property
+    def expects_peer_work(self) -> bool:
+        """Whether there were drafts: such a sequence will ask the draft server for more."""
+        return self._num_drafts > 0
+
+    @property
+    def result(self) -> VerifyJobResult:
+        tokens: list[int] = []
+        complements: list[ComplementSample] = []
+        lenient_accepts: list[bool] = []
+        for sample in self._samples:
+            match sample:
+                case int():
+                    tokens.append(sample)
+                case ComplementSample():
+                    complements.append(sample)
+                case LenientSample():
+                    tokens.append(sample.token)
+                    lenient_accepts.append(sample.accepts)
+        return VerifyJobResult(
+            tokens=[*tokens, *(each.token for each in complements[-1:])],
+            complements=complements[:-1],
+            lenient_accepts=lenient_accepts,
+            logprobs=self._row_logprobs[self._num_scored :],
+            prompt_logprobs=self._row_logprobs[: self._num_scored],
+            first_invalid_position=self._first_invalid_position,
+            cached_tokens=self.num_cached_tokens,
+            queued_us=self.queued_us,
+            compute_us=self.compute_us,
+        )
+
+    def _score(self, row: int) -> SampleSpec:
+        num_logprobs = self._verify_spec.num_prompt_logprobs
+        return Score(self.sequence.options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
+
+    def _spec(self, index: int, row: int) -> SampleSpec:
+        options, wanted = self.sequence.options, self._verify_spec
+        position = self._round_start + index
+        common = options.sampling, options.banned_token_ids(position)
+        mask = self._mask_at(index, row, position)
+        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs, "mask": mask}
+        if index >= self._num_matched:
+            purpose = Purpose.OUTSIDE if index < self._num_drafts else Purpose.BONUS
+            key = make_key(options.seed, self._round_start, position, purpose)
+            return SampleComplement(*common, self._supports[index - self._num_matched], uniform(key), **extra)
+        if not options.sampling.is_greedy:
+            return GumbelMax(*common, match_key(options.seed, position), **extra)
+        if wanted.lenience < 1 and index < self._num_drafts:
+            return ArgmaxWithLenience(*common, wanted.drafts[index], wanted.lenience, **extra)
+        return Argmax(*common, **extra)
+
+    def _mask_at(self, index: int, row: int, position: int) -> Mask | None:
+        """Returns the tokens that may follow; None also behind a forbidden draft, where a sample is meaningless."""
+        if self.sequence.guide is None or index > self._last_reached:
+            return None
+        mask, is_dead_end = self.mask(row, position)
+        if is_dead_end:
+            self._first_invalid_position = index
+        if mask is None or (index < self._num_drafts and not allows(mask, self._verify_spec.drafts[index])):
+            self._last_reached = index
+        return mask

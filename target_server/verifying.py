@@ -1,0 +1,131 @@
+"""Verify commands: converts their messages to jobs and results to messages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.checks import require, require_at_most
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.scheduling.commands import Start
+from paceline.rpc.channel import SPLIT_POSITIONS
+from paceline.rpc.model_messages import floats_to_bytes, rule_from_message
+from paceline.sampling_params import MAX_LISTED_IDS, MAX_LOGPROBS
+from paceline.serving.job_kind import JobKind
+from paceline.speculation_params import MAX_DRAFT_TOKENS, Rule
+from paceline.v1 import model_pb2, verify_pb2
+from target_server.verify_job import VerifyJob, VerifyJobResult, VerifySpec
+
+# In the supports of all drafts together.
+MAX_SUPPORT_IDS = MAX_DRAFT_TOKENS * MAX_LISTED_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Log-probabilities of a prompt, sent ahead of their verify result."""
+
+    prompt_logprobs: list[RowLogprobs]
+
+
+class Verifying(JobKind):
+    command = "verify"
+    result_class = VerifyJobResult
+
+    def parse(self, command: model_pb2.Command) -> Start:
+        verify = command.verify
+        require_at_most(MAX_DRAFT_TOKENS, len(verify.draft_tokens), "draft_tokens", "tokens")
+        require_at_most(MAX_SUPPORT_IDS, len(verify.support_token_ids), "support_token_ids", "ids")
+        tail, drafts = list(verify.tail_tokens), list(verify.draft_tokens)
+        require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
+        self.check_tokens("tail_tokens", tail)
+        if drafts:
+            self.check_tokens("draft_tokens", drafts)
+        rule = rule_from_message(verify)
+        spec = VerifySpec(
+            drafts=drafts,
+            supports=self._parse_supports(verify, len(drafts)) if rule is Rule.REJECTION else [],
+            rule=rule,
+            lenience=verify.lenience if verify.HasField("lenience") else 1.0,
+            num_logprobs=_num_logprobs(verify, "logprobs"),
+            num_prompt_logprobs=_num_logprobs(verify, "prompt_logprobs"),
+        )
+        require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
+        return Start(
+            command.command_id,
+            command.sequence_id,
+            position=verify.position,
+            tail=tail,
+            num_more=len(drafts),
+            # The last tail token must be fed for its logits. To score the prompt, all must be fed.
+            num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
+            make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
+        )
+
+    def split(self, result: VerifyJobResult) -> Iterable[VerifyJobResult | PromptPart]:
+        """Splits long prompts' log-probabilities into messages."""
+        scored = result.prompt_logprobs
+        if len(scored) <= SPLIT_POSITIONS:
+            return (result,)
+        parts = [scored[first : first + SPLIT_POSITIONS] for first in range(0, len(scored), SPLIT_POSITIONS)]
+        return *map(PromptPart, parts[:-1]), replace(result, prompt_logprobs=parts[-1])
+
+    def fill(self, answer: model_pb2.Answer, result: VerifyJobResult | PromptPart) -> None:
+        if isinstance(result, PromptPart):
+            _fill_logprobs(answer.prompt_logprobs, result.prompt_logprobs)
+            return
+        verify_result = answer.verify_result
+        verify_result.tokens.extend(result.tokens)
+        if result.complements:
+            verify_result.support_probs = floats_to_bytes(
+                np.concatenate([complement.support_probs for complement in result.complements])
+            )
+            verify_result.outside_masses = floats_to_bytes(
+                np.array([complement.mass for complement in result.complements]), "<f8"
+            )
+            verify_result.outside_tokens.extend(complement.token for complement in result.complements)
+        if result.lenient_accepts:
+            verify_result.lenient_accepts.extend(result.lenient_accepts)
+        if result.logprobs:
+            _fill_logprobs(verify_result.logprobs, result.logprobs)
+        if result.prompt_logprobs:
+            _fill_logprobs(verify_result.prompt_logprobs, result.prompt_logprobs)
+        if result.first_invalid_position is not None:
+            verify_result.first_invalid_position = result.first_invalid_position
+        verify_result.cached_tokens = result.cached_tokens
+        verify_result.queued_us = result.queued_us
+        verify_result.compute_us = result.compute_us
+
+    def _parse_supports(self, verify: verify_pb2.Verify, num_drafts: int) -> list[NDArray[np.int64]]:
+        sizes = list(verify.support_sizes)
+        at_most = f"at most one for each of {num_drafts} drafts"
+        require(len(sizes) <= num_drafts, "support_sizes", f"{len(sizes)} sizes", at_most)
+        require(all(sizes), "support_sizes", 0, ">= 1: a draft is in its own support")
+        ids = np.array(verify.support_token_ids, dtype=np.int64)
+        require(
+            len(ids) == sum(sizes), "support_token_ids", f"{len(ids)} ids", f"{sum(sizes)} ids, as support_sizes say"
+        )
+        self.check_tokens("support_token_ids", verify.support_token_ids)
+        supports = np.split(ids, np.cumsum(sizes)[:-1]) if sizes else []
+        for support in supports:
+            require(
+                len(np.unique(support)) == len(support),
+                "support_token_ids",
+                "repeated ids",
+                "different within a support",
+            )
+        return supports
+
+
+def _num_logprobs(verify: verify_pb2.Verify, name: str) -> int | None:
+    if not verify.HasField(name):
+        return None
+    wanted: int = getattr(verify, name)
+    require(wanted <= MAX_LOGPROBS, name, wanted, f"in [0, {MAX_LOGPROBS}]")
+    return wanted
+
+
+def _fill_logprobs(message: verify_pb2.Logprobs, row_logprobs: list[RowLogprobs]) -> None:
+    message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in row_logprobs]))
+    message.top_token_ids.extend(np.concatenate([each.top_ids for each in row_logprobs]).tolist())
+    message.top = floats_to_bytes(np.concatenate([each.top for each in row_logprobs]))

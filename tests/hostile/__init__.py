@@ -1,0 +1,1 @@
+"""Clients that mean harm, at a deployment of two coordinators, and who suffers beside them."""
