@@ -94,6 +94,8 @@ class HttpConnection(HttpToolsProtocol):
         # Whether a request has begun, and its headers are complete, and it is not.
         self._has_begun = self._is_body = False
         self._fault: tuple[int, str] | None = None
+        # A refusal that waits for the responses before it. What is received after it is ignored.
+        self._refusal: tuple[int, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
@@ -115,6 +117,8 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
         self._unset_keepalive_if_required()
         self._num_pending_bytes += len(data)
         try:
@@ -191,7 +195,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_waiting and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            if not self.pipeline:
+                self._refuse(*self._refusal)
+        elif self._is_waiting:
             self._connections.wait(self)
             if self._has_begun:
                 # The rest of a body that nobody read, or the next request's beginning.
@@ -271,6 +280,9 @@ class HttpConnection(HttpToolsProtocol):
             # Its body can't be read to the end, so this is its response.
             cycle.disconnected = cycle.response_complete = True
             cycle.message_event.set()
+        if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
+            self._refusal = status, message
+            return
         # Not after an unfinished response.
         if cycle is None or cycle.response_complete:
             response = Errors().response(HttpError(status, message))

@@ -97,6 +97,20 @@ async def test_a_tunnel_is_refused(gateway_service: RunningGateway, target: byte
 
 
 @pytest.mark.parametrize(
+    "bad",
+    [b"CONNECT /x HTTP/1.1\r\n" + HOST + b"\r\n", POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"hello\r\n\r\n"],
+    ids=["tunnel", "body", "no http"],
+)
+async def test_a_refusal_follows_the_answers_before_it(gateway_service: RunningGateway, bad: bytes) -> None:
+    good = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    async with asyncio.timeout(30):
+        answer = await answer_to(gateway_service, good + good + bad, b"more")
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.count(b"HTTP/1.1 ") == 3
+    assert is_refused(answer[answer.rindex(b"HTTP/1.1 ") :], 400)
+
+
+@pytest.mark.parametrize(
     ("version", "hosts", "status"),
     [(b"1.1", b"", 400), (b"1.1", HOST + HOST, 400), (b"1.0", HOST + HOST, 400), (b"1.0", b"", 200), (b"1.0", HOST, 200),
      (b"1.1", b"host: localhost:80:80\r\n", 400), (b"1.1", b"host: [127.0.0.1:80\r\n", 400), (b"1.1", b"host: \xe9\r\n", 400),
