@@ -47,6 +47,8 @@ class RemoteSequence:
         self._sequence_id = 0
         self._epoch = 0
         self._length = 0
+        # Whether the server still has tokens after these: they are truncated with the next command.
+        self._is_longer = False
 
     @property
     def length(self) -> int:
@@ -87,6 +89,7 @@ class RemoteSequence:
         """
         if not self.length:
             return None
+        self._send_truncate()
         filled = partial(_fill_job, name="propose", position=self._length, tail=tail, fill=fill)
         return self._link.request(self._sequence_id, "propose", filled)
 
@@ -99,15 +102,16 @@ class RemoteSequence:
         self._correct(min(length, self._length))
 
     def truncate(self, length: int) -> None:
-        """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
+        """Keeps at most `length` tokens. The server hears of it with the next command: most rounds end with one."""
         if length < self._length:
-            self._correct(length)
+            self._length, self._is_longer = length, True
 
     def fork(self, length: int) -> "RemoteSequence":
         """Returns a sequence that shares the first `length` tokens. Does not wait: after a failure it sends a longer tail."""
         forked = copy.copy(self)
-        forked._epoch, forked._length = 0, 0
+        forked._epoch, forked._length, forked._is_longer = 0, 0, False
         if min(length, self.length) > 0:
+            self._send_truncate()
             forked._ensure_open()
             forked._length = min(length, self.length)
             self._link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
@@ -116,7 +120,7 @@ class RemoteSequence:
     def release(self) -> None:
         """Frees the server's blocks and cancels commands."""
         self._leave()
-        self._epoch, self._length = 0, 0
+        self._epoch, self._length, self._is_longer = 0, 0, False
 
     @property
     def _is_open(self) -> bool:
@@ -132,6 +136,7 @@ class RemoteSequence:
     ) -> Any:
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
+            self._send_truncate()
             position = self._length if self._is_open else 0
             tail = tokens[position:]
             try:
@@ -155,6 +160,8 @@ class RemoteSequence:
 
     def _leave(self) -> None:
         if self._is_held:
+            # Undecided drafts must not be left to other requests.
+            self._send_truncate()
             self._link.send(self._sequence_id, lambda command: command.release.SetInParent())
 
     def _ensure_open(self) -> None:
@@ -163,14 +170,18 @@ class RemoteSequence:
         self._leave()
         self._link = self._placement.link
         self._sequence_id = self._link.new_sequence_id()
-        self._epoch, self._length = self._link.epoch, 0
+        self._epoch, self._length, self._is_longer = self._link.epoch, 0, False
         # Not awaited: if it fails, so does the next command.
         self._link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
 
     def _correct(self, length: int) -> None:
-        if self._is_open:
-            self._link.send(self._sequence_id, lambda command: _fill_truncate(command, length))
-        self._length = length
+        self._length, self._is_longer = length, True
+        self._send_truncate()
+
+    def _send_truncate(self) -> None:
+        if self._is_longer and self._is_held:
+            self._link.send(self._sequence_id, lambda command: _fill_truncate(command, self._length))
+        self._is_longer = False
 
 
 def _ending_ids(request: Request) -> tuple[int, ...]:

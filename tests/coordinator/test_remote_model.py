@@ -230,6 +230,24 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
         assert (kinds, fake.commands[2].truncate.length) == (["open", "propose", "truncate", "release"], 3)
 
 
+async def test_a_truncate_goes_out_with_the_next_command(tmp_path: Path) -> None:
+    """A message of its own would cost each round the time of two event loops."""
+    fake = FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3))
+    async with linked(fake, tmp_path) as pool:
+        context = make_context([3, 14, 15])
+        decide(context, [9])
+        drafter = RemoteDrafter(placement(pool), context.request, DraftDeadline())
+        await drafter.propose(context, 4)
+        decide(context, [1, 8])
+        drafter.truncate(context.num_fed)
+        assert drafter.num_cached(context) == 5
+        await asyncio.sleep(0.1)
+        assert [command.WhichOneof("command") for command in fake.commands] == ["open", "propose"]
+        await drafter.propose(context, 4)
+        assert [command.WhichOneof("command") for command in fake.commands[2:]] == ["truncate", "propose"]
+        assert (fake.commands[2].truncate.length, fake.commands[3].propose.position) == (5, 5)
+
+
 class Deadly(FakeDraft):
     """Ends its session at a proposal after token 366, as a server that dies does."""
 
