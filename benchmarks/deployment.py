@@ -22,11 +22,12 @@ async def embedded_pair(
     coordinator_settings: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     num_targets: int = 1,
+    colocates_draft: bool = True,
     **servers: Any,
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
     """Runs the default target, and `draft`, which may be "none".
 
-    `coordinator_settings`: settings of the coordinator; `target`: of the target server; `servers`: of both model servers; `remembers`:
+    `colocates_draft`: as in `make_stack`; `coordinator_settings`: settings of the coordinator; `target`: of the target server; `servers`: of both model servers; `remembers`:
     draft from recent responses, which would distort benchmarks that repeat prompts.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
@@ -34,7 +35,11 @@ async def embedded_pair(
         if not remembers:
             coordinator["suffix_cache_tokens"] = 0
         deployment = make_stack(
-            {**servers, **(target or {})}, {"model": draft, **servers}, coordinator, num_targets=num_targets
+            {**servers, **(target or {})},
+            {"model": draft, **servers},
+            coordinator,
+            num_targets=num_targets,
+            colocates_draft=colocates_draft,
         )
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

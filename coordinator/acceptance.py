@@ -13,6 +13,7 @@ Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", Alg
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -62,6 +63,8 @@ class Proposal:
     report: DraftReport = NO_DRAFT_REPORT
     # Per draft: whether the output's format allows no other; empty without one.
     is_forced: list[bool] = field(default_factory=list)
+    # Adds the next Propose to the round's Verify, given the link to the target (`coordinator.drafters.following`).
+    ask_next: Callable[[Any, Any], None] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

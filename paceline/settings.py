@@ -185,10 +185,13 @@ def read_toml() -> dict[str, dict[str, Any]]:
     return content
 
 
-def parse_settings(settings: type[S], program: str) -> S:
-    """Reads the settings of `python -m PROGRAM`; bad usage prints one line and exits with 2."""
+def parse_settings(settings: type[S], program: str, arguments: list[str] | None = None) -> S:
+    """Reads the settings of `python -m PROGRAM`; bad usage prints one line and exits with 2.
+
+    `arguments`: by default those of the process.
+    """
     try:
-        return CliApp.run(settings, cli_settings_source=_command_line(settings, program))
+        return CliApp.run(settings, cli_args=arguments, cli_settings_source=_command_line(settings, program))
     except ValidationError as error:
         said = "; ".join(map(str, _problems_of(error, settings, {})))
         print(f"error: {said}", file=sys.stderr)

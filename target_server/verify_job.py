@@ -1,5 +1,6 @@
 """The job of a Verify command: one forward pass, and a sample at each of k + 1 positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,17 @@ class VerifySpec:
     lenience: float = 1.0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    draft_next: "DraftNext | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNext:
+    """What follows at the draft model in the same process."""
+
+    # Tokens of the context and the drafts that it has in its cache.
+    cache_length: int
+    # Keeps the first tokens of that cache, feeds the tail and drafts.
+    propose: Callable[[int, list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,17 @@ class VerifyJob(Job):
 
     def absorb(self, samples: list[Sample]) -> None:
         self._samples += [each for each in samples if each is not None]
+
+    def on_finish(self) -> None:
+        if (draft_next := self._verify_spec.draft_next) is None:
+            return
+        num_accepted = 0
+        while num_accepted < self._num_drafts and self._samples[num_accepted] == self._verify_spec.drafts[num_accepted]:
+            num_accepted += 1
+        num_kept = min(draft_next.cache_length, self._round_start + num_accepted)
+        newest = self._samples[num_accepted]
+        assert isinstance(newest, int), "only lenience and `rejection` sample otherwise"
+        draft_next.propose(num_kept, [*self.sequence.tokens[num_kept : self._round_start + num_accepted], newest])
 
     @property
     def expects_peer_work(self) -> bool:

@@ -7,15 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.checks import require, require_at_most
+from paceline.engine.engine import Engine
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.commands import Start
+from paceline.errors import InvalidArgument
 from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.rpc.model_messages import floats_to_bytes, rule_from_message
 from paceline.sampling_params import MAX_LISTED_IDS, MAX_LOGPROBS
 from paceline.serving.job_kind import JobKind
+from paceline.serving.servicer import ModelServicer
 from paceline.speculation_params import MAX_DRAFT_TOKENS, Rule
 from paceline.v1 import model_pb2, verify_pb2
-from target_server.verify_job import VerifyJob, VerifyJobResult, VerifySpec
+from target_server.verify_job import DraftNext, VerifyJob, VerifyJobResult, VerifySpec
 
 # In the supports of all drafts together.
 MAX_SUPPORT_IDS = MAX_DRAFT_TOKENS * MAX_LISTED_IDS
@@ -31,6 +34,11 @@ class PromptPart:
 class Verifying(JobKind):
     command = "verify"
     result_class = VerifyJobResult
+
+    def __init__(self, engine: Engine, draft: ModelServicer | None = None) -> None:
+        """`draft`: of the draft model in this process, if there is one."""
+        super().__init__(engine)
+        self._draft = draft
 
     def parse(self, command: model_pb2.Command) -> Start:
         verify = command.verify
@@ -49,8 +57,12 @@ class Verifying(JobKind):
             lenience=verify.lenience if verify.HasField("lenience") else 1.0,
             num_logprobs=_num_logprobs(verify, "logprobs"),
             num_prompt_logprobs=_num_logprobs(verify, "prompt_logprobs"),
+            draft_next=self._draft_next(verify.next_propose) if verify.HasField("next_propose") else None,
         )
         require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
+        if spec.draft_next is not None:
+            is_plain = rule is Rule.MATCH and spec.lenience == 1
+            require(is_plain, "next_propose", "set", "left out under `rejection` and with lenience")
         return Start(
             command.command_id,
             command.sequence_id,
@@ -95,6 +107,27 @@ class Verifying(JobKind):
         verify_result.cached_tokens = result.cached_tokens
         verify_result.queued_us = result.queued_us
         verify_result.compute_us = result.compute_us
+
+    def _draft_next(self, wanted: verify_pb2.NextPropose) -> DraftNext:
+        """Raises InvalidArgument."""
+        draft = self._draft
+        if draft is None:
+            raise InvalidArgument.of_value("next_propose", "set", "left out: no draft model is in this process")
+        for name in ("tail_tokens", "guess_tokens"):
+            require(not getattr(wanted.propose, name), f"next_propose.propose.{name}", "set", "left out")
+        # Not the whole request that it came with.
+        following = model_pb2.Command(
+            sequence_id=wanted.sequence_id, command_id=wanted.command_id, propose=wanted.propose
+        )
+        session_id, sequence_id, cache_length = wanted.session_id, wanted.sequence_id, wanted.cache_length
+
+        def propose(num_kept: int, tail: list[int]) -> None:
+            following.propose.position = num_kept
+            following.propose.tail_tokens.extend(tail)
+            truncate = model_pb2.Command(sequence_id=sequence_id, truncate=model_pb2.Truncate(length=num_kept))
+            draft.execute(session_id, [truncate, following] if num_kept < cache_length else [following])
+
+        return DraftNext(cache_length, propose)
 
     def _parse_supports(self, verify: verify_pb2.Verify, num_drafts: int) -> list[NDArray[np.int64]]:
         sizes = list(verify.support_sizes)

@@ -18,7 +18,7 @@ PACKAGES = ("paceline", *SERVICES)
 # Modules besides paceline/rpc that translate between messages and domain values.
 MESSAGE_FILES = {
     "coordinator/servicer.py", "coordinator/request_reader.py", "coordinator/prompt_reader.py", "coordinator/generate_response.py", "coordinator/__main__.py", "coordinator/remote/link.py", "coordinator/remote/pending.py",
-    "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py", "coordinator/drafters/translated.py",
+    "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/remote_drafter.py", "coordinator/drafters/following.py", "coordinator/drafters/translated.py",
     "paceline/serving/main.py", "paceline/serving/servicer.py", "paceline/serving/job_kind.py", "paceline/serving/proposing.py",
     "target_server/verifying.py", "paceline/client.py",
 }  # fmt: skip
@@ -77,7 +77,11 @@ def violations(inside: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]
 @pytest.mark.parametrize("service", SERVICES)
 def test_services_do_not_import_each_other(service: str) -> None:
     others = tuple(other for other in SERVICES if other != service)
-    assert violations((service,), others) == []
+    # A target server's process can have a draft server too.
+    found = [
+        each for each in violations((service,), others) if not each.startswith("target_server.__main__ imports draft_")
+    ]
+    assert found == []
 
 
 def test_of_the_library_only_the_command_line_imports_services() -> None:

@@ -4,6 +4,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.ahead import AheadDrafter, has_own_device, may_draft_ahead
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
+from coordinator.drafters.following import FollowingDrafter, may_follow
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.remote_drafter import RemoteDrafter
 from coordinator.drafters.translated import TranslatedDrafter
@@ -37,6 +38,12 @@ def make_model(resources: Resources, request: Request, placement: Placement) -> 
     deadline, targets = resources.deadlines[placement.model], resources.targets
     if placement.translation is not None:
         return TranslatedDrafter(placement, request, deadline, placement.translation)
+    if (
+        targets is not None
+        and may_follow(request)
+        and any(each.link.has_draft(placement.link) for each in targets.endpoints)
+    ):
+        return FollowingDrafter(placement, request, deadline)
     # Asked here too, for it costs each round a little even while it drafts nothing ahead.
     if targets is not None and may_draft_ahead(request) and has_own_device(placement.link, targets):
         return AheadDrafter(placement, request, deadline, targets, resources.ahead_stats)

@@ -69,6 +69,8 @@ class Link:
         self.device_ids = frozenset[str]()
         # The server's instance id: it changes with every start.
         self.process = ""
+        # Of the stream, at the server.
+        self.session_id = ""
         self.epoch = 0
         self._check_model_info = check_model_info
         self._on_change = on_change
@@ -208,6 +210,24 @@ class Link:
             raise Unavailable(f"the {self.role} server at {self.address} is not available: {self._last_error}")
         return self._pending.expect(self.send(sequence_id, fill), ANSWERS[name], on_part)
 
+    def expect(self, name: str) -> tuple[int, asyncio.Future[Any]]:
+        """Returns the id of a command that another server will give to this one, and its answer to come.
+
+        Cancel it if the command is not given.
+        """
+        self._next_id += 1
+        return self._next_id, self._pending.expect(self._next_id, ANSWERS[name], None, may_never_come=True)
+
+    def has_draft(self, draft: "Link") -> bool:
+        """Returns whether that draft server is in this server's process."""
+        info = self.model_info
+        return (
+            info is not None
+            and bool(info.draft_instance_id)
+            and info.draft_instance_id == draft.process
+            and draft.is_up
+        )
+
     async def _run(self) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while True:
@@ -259,6 +279,7 @@ class Link:
         self.load = ServerLoad(num_free_blocks=model_info.free_blocks)
         self.device_ids = frozenset(model_info.device_ids)
         self.process = model_info.instance_id
+        self.session_id = first.session_info.session_id
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()

@@ -39,11 +39,18 @@ class Pending:
         # Where the answer goes, its kind, and what is called with parts that precede it; None if none may.
         self._waiting: dict[int, tuple[asyncio.Future[Any], str, OnPart | None]] = {}
 
-    def expect(self, command_id: int, kind: str, on_part: OnPart | None) -> asyncio.Future[Any]:
-        """Returns what will hold the answer of this kind, or the server's error: CacheError if it reports the cache's length."""
+    def expect(
+        self, command_id: int, kind: str, on_part: OnPart | None, may_never_come: bool = False
+    ) -> asyncio.Future[Any]:
+        """Returns what will hold the answer of this kind, or the server's error: CacheError if it reports the cache's length.
+
+        may_never_come: once cancelled, nothing waits for it.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         # Until the answer, even if nobody waits any more: servers answer cancelled commands too.
         self._waiting[command_id] = future, kind, on_part
+        if may_never_come:
+            future.add_done_callback(lambda done: done.cancelled() and self._waiting.pop(command_id, None))
         return future
 
     def on_answer(self, answer: model_pb2.Answer) -> None:

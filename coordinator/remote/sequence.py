@@ -93,6 +93,17 @@ class RemoteSequence:
         filled = partial(_fill_job, name="propose", position=self._length, tail=tail, fill=fill)
         return self._link.request(self._sequence_id, "propose", filled)
 
+    def start_next(self, next_propose: verify_pb2.NextPropose, fill: FillPropose) -> ComingProposal | None:
+        """As `start`, for a Propose that the target gives to this server after a round, and that feeds what is missing."""
+        if not self._is_open:
+            return None
+        self._send_truncate()
+        next_propose.session_id, next_propose.sequence_id = self._link.session_id, self._sequence_id
+        next_propose.cache_length = self._length
+        fill(next_propose.propose)
+        next_propose.command_id, coming = self._link.expect("propose")
+        return coming
+
     def adopt(self, num_fed: int) -> None:
         """Counts the tokens that a started command fed: its tail, and drafts."""
         self._length += num_fed

@@ -51,6 +51,8 @@ class RemoteTarget:
                 verify.logprobs = self._sampling.logprobs
             if num_prompt_logprobs is not None:
                 verify.prompt_logprobs = num_prompt_logprobs
+            if proposal.ask_next is not None:
+                proposal.ask_next(self._placement.link, verify)
 
         answer = await self._placement.retry(
             self._timeout_s,

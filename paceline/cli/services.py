@@ -116,6 +116,8 @@ class Services:
         self._log_line = log_line
         self._folder = make_socket_folder("paceline-")
         self._tasks: list[asyncio.Task[None]] = []
+        # Of each service, by its name.
+        self.addresses: dict[str, str] = {}
         self._services = list(self._plan(stack))
         self.address = stack.listen
         self.tls = stack.tls
@@ -146,10 +148,6 @@ class Services:
     def pids(self) -> dict[str, int]:
         return {service.name: service.process.pid for service in self._services if service.process is not None}
 
-    @property
-    def addresses(self) -> dict[str, str]:
-        return {service.name: service.address for service in self._services}
-
     async def stop(self) -> None:
         """Stops clients before servers, so that generations end in order."""
         for service in reversed(self._services):
@@ -165,17 +163,23 @@ class Services:
         lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_device else []
         kinds = {"target": (stack.num_targets, stack.target), "draft": (stack.num_drafts, stack.draft or [])}
         addresses: list[str] = []
+        commands: dict[str, list[str]] = {}
         for kind, (count, given) in kinds.items():
             names = [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
-            listens = [f"unix:{folder / name}.sock" for name in names]
-            for name, listen in zip(names, listens, strict=True):
-                yield Service(name, [f"{kind}_server", *given, "--listen", listen, *lock], listen, stack.models_tls)
-            addresses += [f"--{kind}", ",".join(listens) or "none"]
+            listens = {name: f"unix:{folder / name}.sock" for name in names}
+            commands |= {name: [f"{kind}_server", *given, "--listen", at, *lock] for name, at in listens.items()}
+            self.addresses |= listens
+            addresses += [f"--{kind}", ",".join(listens.values()) or "none"]
+        if stack.colocates_draft:
+            commands["target"] += commands.pop("draft")
+        for name, command in commands.items():
+            yield Service(name, command, self.addresses[name], stack.models_tls)
         flags, called = [*stack.coordinator, *addresses], called_at(stack.listen)
+        self.addresses["coordinator"] = called
         yield Service("coordinator", ["coordinator", *flags], called, stack.tls)
         if stack.gateway is not None:
-            flags = [*stack.gateway, "--coordinators", called]
-            yield HttpService("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
+            flags, self.addresses["gateway"] = [*stack.gateway, "--coordinators", called], called_at(stack.http_listen)
+            yield HttpService("gateway", ["gateway", *flags], self.addresses["gateway"], stack.http_tls)
 
     async def _start(self, service: Service) -> None:
         service.exit_reason = ExitReason()

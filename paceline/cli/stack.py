@@ -49,6 +49,8 @@ class Stack:
     has_keys: bool
     # Whether the model servers share cores or a GPU, and so compute in turns.
     shares_device: bool
+    # Whether the draft server is in the target server's process.
+    colocates_draft: bool
 
 
 def make_stack(
@@ -59,12 +61,14 @@ def make_stack(
     client_tls: Tls = NO_TLS,
     num_targets: int = 1,
     num_drafts: int = 1,
+    colocates_draft: bool = True,
 ) -> Stack:
     """Makes a stack from the given settings of each service.
 
     `gateway`: None for no gateway. `client_tls`: files for calling coordinator and gateway if they serve over TLS;
     defaults to the gateway's for the coordinator, or to the environment's. A draft model or coordinator's draft "none"
-    means no draft server.
+    means no draft server. `colocates_draft`: whether the draft server is in the target server's process,
+    if there is one of each, on a CPU.
 
     Raises InvalidArgument naming the flag of `paceline up`, ConfigError for a bad key file.
     """
@@ -94,6 +98,10 @@ def make_stack(
             gateway_settings.listen,
             "another address than --listen, the coordinator's",
         )
+    shares_device = num_targets > 1 or (has_draft and target_settings.device == draft_settings.device)
+    may_colocate = (
+        has_draft and num_targets == num_drafts == 1 and target_settings.device == draft_settings.device == "cpu"
+    )
     own_tls = client_tls or (NO_TLS if gateway_settings is None else gateway_settings.servers_tls) or find_tls(None)
     if not own_tls and (coordinator_settings.tls or (gateway_settings is not None and gateway_settings.tls)):
         raise InvalidArgument("--tls-ca", "is missing; it names the authority of the services' certificate")
@@ -111,7 +119,8 @@ def make_stack(
         models_tls=coordinator_settings.servers_tls,
         models=tuple(models),
         has_keys=coordinator_settings.api_keys is not None,
-        shares_device=num_targets > 1 or (has_draft and target_settings.device == draft_settings.device),
+        shares_device=shares_device,
+        colocates_draft=may_colocate and colocates_draft,
     )
 
 

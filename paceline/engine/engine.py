@@ -1,6 +1,7 @@
 """Builds an engine."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,6 +63,8 @@ def build_engine(
     Call it on the worker's thread. No other thread may compute: a second OpenMP team would oversubscribe the cores.
     """
     set_num_workers(config.threads or len(CORES))
+    # A model loaded before it on this thread has pinned it, and threads started to read files would stay on its core.
+    os.sched_setaffinity(0, CORES)
     progress(f"loading {config.model}")
     backend_builder = _backend_builder(config, role)
     loaded = load_model(

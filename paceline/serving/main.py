@@ -5,11 +5,14 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from paceline.engine.engine_config import ModelRole
+from paceline.errors import ConfigError
 from paceline.observability.exposition import exposed, new_registry
 from paceline.observability.spans import Spans
 from paceline.observability.traces import traced
@@ -31,65 +34,105 @@ def prepare_process() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
-async def serve_model(
-    settings: ModelServerSettings,
-    role: ModelRole,
-    make_kinds: Callable[[Any], Sequence[Any]],
-) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError if it can't.
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with an address of its own.
 
-    `make_kinds`: returns the kinds of jobs (`paceline.serving.job_kind`) that the server executes with its engine.
+    make_kinds: returns the kinds of jobs (`paceline.serving.job_kind`) that it executes, by its engine and the servicer of
+    the model served before it in the same process, if there is one.
     """
-    registry = new_registry(role.name)
-    with exposed(registry, settings.metrics, role.name), traced(settings.traces, role.name) as spans:
-        await _serve(settings, role, make_kinds, registry, spans)
+
+    settings: ModelServerSettings
+    role: ModelRole
+    make_kinds: Callable[[Any, Any], Sequence[Any]]
 
 
-async def _serve(
-    settings: ModelServerSettings,
-    role: ModelRole,
-    make_kinds: Callable[[Any], Sequence[Any]],
-    registry: CollectorRegistry,
-    spans: Spans,
-) -> None:
+async def serve_models(models: Sequence[ServedModel]) -> None:
+    """Loads the models, serves until SIGTERM or SIGINT, then drains. Raises ConfigError if it can't."""
     prepare_process()
-    from paceline.serving.servicer import ModelServicer
     from paceline.serving.watchdog import end_after, watch
 
-    name = role.name
-    require_free_address(settings.listen)
-    # Load before listening, so that an address that answers can serve.
+    for model in models:
+        require_free_address(model.settings.listen)
+        _check_process(model.settings, models[0].settings, is_alone=len(models) == 1)
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-    engine = await _load(settings, role, device_thread, registry, spans)
+    async with AsyncExitStack() as stack:
+        running: list[_RunningModel] = []
+        # Load before listening, so that an address that answers can serve.
+        for model in models:
+            running.append(await _load(model, device_thread, stack, running[-1].servicer if running else None))
+        for each in running:
+            each.engine.worker.checks_integrity = each.model.settings.check_integrity
+        *beside, worker = (each.engine.worker for each in running)
+        worker.start(device_thread, beside)
+        stack.callback(worker.stop)
+        for each in running:
+            watchdog = asyncio.create_task(watch(each.engine.worker, each.model.settings.step_timeout))
+            stack.callback(watchdog.cancel)
+            await each.listen()
+        await _wait_for_end(worker.wait_stopped())
+        # Otherwise a hung device thread would keep the process alive.
+        last_resort = end_after(DRAIN_S + 5.0)
+        await asyncio.gather(*(each.drain() for each in running))
+    last_resort.cancel()
+
+
+def _check_process(settings: ModelServerSettings, first: ModelServerSettings, is_alone: bool) -> None:
+    """Raises ConfigError for what two models in one process can't have."""
+    if is_alone:
+        return
+    if settings.device != "cpu":
+        # A GPU's memory is divided by process.
+        raise ConfigError(f"device is {settings.device!r}; for two models in one process it must be 'cpu'")
+    if settings.threads != first.threads:
+        raise ConfigError(f"threads is {settings.threads}; for two models in one process it must be the same for both")
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningModel:
+    model: ServedModel
+    engine: Any
+    servicer: Any
+    server: Server
+
+    async def listen(self) -> None:
+        settings, engine = self.model.settings, self.engine
+        address = await self.server.start()
+        log.info(
+            "%s: %s (%s, %s, %s layers) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
+            self.model.role.name, settings.model, settings.dtype, engine.quantization, engine.model.implementation, address,
+            settings.tls.said, engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype,
+            not engine.check.variant_parts,
+        )  # fmt: skip
+
+    async def drain(self) -> None:
+        log.info("%s: draining for up to %.0f s", self.model.role.name, DRAIN_S)
+        await self.server.set_serving(False)
+        await self.servicer.drain(DRAIN_S)
+        await self.server.stop(1.0)
+
+
+async def _load(
+    model: ServedModel, device_thread: ThreadPoolExecutor, stack: AsyncExitStack, before: Any
+) -> _RunningModel:
+    """`stack`: ends what it opens. `before`: servicer of the model served before it."""
+    from paceline.serving.servicer import ModelServicer
+
+    settings, role = model.settings, model.role
+    registry = new_registry(role.name)
+    stack.enter_context(exposed(registry, settings.metrics, role.name))
+    spans = stack.enter_context(traced(settings.traces, role.name))
+    engine = await _build(settings, role, device_thread, registry, spans)
     server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
-    servicer = ModelServicer(engine, name, make_kinds(engine))
+    servicer = ModelServicer(engine, role.name, model.make_kinds(engine, before), before)
     server.add_service(model_pb2.DESCRIPTOR.services_by_name["Model"], servicer)
     # Coordinators of versions 1 and 2 ask these services: so they name both versions.
     for older in ("paceline.v1.Draft", "paceline.v1.Target"):
         server.add_fixed_answer(older, "Describe", model_pb2.ModelInfo(protocol_version=PROTOCOL_VERSION))
-    engine.worker.start(device_thread, settings.check_integrity)
-    watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
-    try:
-        address = await server.start()
-        log.info(
-            "%s: %s (%s, %s, %s layers) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
-            name, settings.model, settings.dtype, engine.quantization, engine.model.implementation, address, settings.tls.said,
-            engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.check.variant_parts,
-        )  # fmt: skip
-        await _wait_for_end(engine.worker.wait_stopped())
-        log.info("%s: draining for up to %.0f s", name, DRAIN_S)
-        await server.set_serving(False)
-        # Otherwise a hung device thread would keep the process alive.
-        last_resort = end_after(DRAIN_S + 5.0)
-        await servicer.drain(DRAIN_S)
-        await server.stop(1.0)
-    finally:
-        watchdog.cancel()
-        engine.worker.stop()
-    last_resort.cancel()
+    return _RunningModel(model, engine, servicer, server)
 
 
-async def _load(
+async def _build(
     settings: ModelServerSettings,
     role: ModelRole,
     device_thread: ThreadPoolExecutor,
@@ -119,7 +162,7 @@ async def _load(
 
 
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:
-    """Returns at SIGTERM or SIGINT. Raises the exception that ended the worker."""
+    """Returns at SIGTERM or SIGINT. Raises the exception that ended the device thread."""
     signal, failure = asyncio.ensure_future(wait_for_signal()), asyncio.ensure_future(stopped)
     await asyncio.wait({signal, failure}, return_when=asyncio.FIRST_COMPLETED)
     if failure.done():

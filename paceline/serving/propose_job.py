@@ -60,6 +60,8 @@ class ProposeJobResult:
     """Drafted tokens. In draft mode `sampled` each token also has its support, and q on it."""
 
     tokens: list[int]
+    # Position of the first one.
+    first_position: int
     supports: list[NDArray[np.int64]]  # [support_size] each
     support_probs: list[NDArray[np.float32]]  # [support_size] each
     # With the entropy rule: one value for each drafted position, and one for the position at which it stopped.
@@ -174,6 +176,7 @@ class ProposeJob(Job):
         entropy = self._propose_spec.entropy
         return ProposeJobResult(
             tokens=[token_of(sample) for sample in self._samples],
+            first_position=self._round_start,
             supports=[sample.support for sample in truncated],
             support_probs=[sample.probs for sample in truncated],
             entropies=entropy.entropies if entropy is not None else [],

@@ -74,6 +74,7 @@ class Proposing(JobKind):
     def fill(self, answer: model_pb2.Answer, result: ProposeJobResult) -> None:
         proposal = answer.proposal
         proposal.tokens.extend(result.tokens)
+        proposal.first_position = result.first_position
         if result.supports:
             proposal.support_token_ids.extend(np.concatenate(result.supports).tolist())
             proposal.support_sizes.extend(len(support) for support in result.supports)

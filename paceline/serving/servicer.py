@@ -52,14 +52,20 @@ class Stream:
 
 
 class ModelServicer:
-    def __init__(self, engine: Engine, role: str, kinds: Sequence[JobKind]) -> None:
-        """`role`: as in the model info. `kinds`: of the jobs that the server executes, one for each command."""
+    def __init__(
+        self, engine: Engine, role: str, kinds: Sequence[JobKind], draft: "ModelServicer | None" = None
+    ) -> None:
+        """`role`: as in the model info. `kinds`: of the jobs that the server executes, one for each command.
+
+        `draft`: of the draft model in the same process.
+        """
         self._engine = engine
+        self.instance_id: str = secrets.token_hex(8)
+        self._draft_instance_id = "" if draft is None else draft.instance_id
         self._role = role
         self._kinds = {kind.command: kind for kind in kinds}
         self._kinds_by_result = {kind.result_class: kind for kind in kinds}
         self._allowed_commands = f"one of open, fork, truncate, release, {', '.join(self._kinds)} at a {role} server"
-        self._instance_id = secrets.token_hex(8)
         model = engine.model
         self._grammars = GrammarEngine(engine.tokenizer_files["tokenizer.json"], model.vocab_size, model.eos_token_ids)
         self._forward_times: asyncio.Task[list[tuple[int, float]]] | None = None
@@ -77,7 +83,7 @@ class ModelServicer:
         heart = asyncio.create_task(self._beat(stream))
         self._streams.add(stream)
         try:
-            session_info = model_pb2.SessionInfo(session_id=session_id, instance_id=self._instance_id)
+            session_info = model_pb2.SessionInfo(session_id=session_id, instance_id=self.instance_id)
             yield model_pb2.SessionResponse(session_info=session_info)
             while (ready := await outbox.get()) is not None:
                 for message in self._responses(*ready):
@@ -111,7 +117,8 @@ class ModelServicer:
             total_blocks=engine.pool.num_blocks,
             free_blocks=engine.pool.num_free,
             num_states=engine.pool.states.num_slots,
-            instance_id=self._instance_id,
+            instance_id=self.instance_id,
+            draft_instance_id=self._draft_instance_id,
             protocol_version=PROTOCOL_VERSION,
             numerics=engine.check.numerics,
             batch_invariant=not engine.check.variant_parts,
@@ -158,6 +165,12 @@ class ModelServicer:
         session = self._find_session(request.session_id)
         await self._engine.worker.call(lambda: session.release_now(request.sequence_id))
         return model_pb2.ReleaseResponse()
+
+    def execute(self, session_id: str, commands: list[model_pb2.Command]) -> None:
+        """Executes commands as if they had come by the session's stream. Does nothing if it has ended. Thread-safe."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self._engine.worker.submit(session, [self._parse(command, None) for command in commands])
 
     async def drain(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` for the sequences to end. Then it rejects new commands, finishes accepted ones soon, and

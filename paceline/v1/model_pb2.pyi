@@ -27,7 +27,7 @@ class TokenizerChunk(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "numerics", "device_ids", "implementation", "num_states", "role")
+    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "numerics", "device_ids", "implementation", "num_states", "role", "draft_instance_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class ModelInfo(_message.Message):
     IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
     NUM_STATES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     quantization: str
@@ -80,7 +81,8 @@ class ModelInfo(_message.Message):
     implementation: str
     num_states: int
     role: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., numerics: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ..., num_states: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+    draft_instance_id: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., numerics: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ..., num_states: _Optional[int] = ..., role: _Optional[str] = ..., draft_instance_id: _Optional[str] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_tokens", "microseconds")

@@ -50,7 +50,7 @@ class EntropyStop(_message.Message):
     def __init__(self, rule: _Optional[_Union[_sampling_pb2.EntropyAdaptive, _Mapping]] = ..., entropy_ema: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "compute_us", "cached_tokens", "num_fed_drafts", "confidences")
+    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "compute_us", "cached_tokens", "num_fed_drafts", "confidences", "first_position")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Proposal(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_FED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_token_ids: _containers.RepeatedScalarFieldContainer[int]
     support_sizes: _containers.RepeatedScalarFieldContainer[int]
@@ -73,4 +74,5 @@ class Proposal(_message.Message):
     cached_tokens: int
     num_fed_drafts: int
     confidences: bytes
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_fed_drafts: _Optional[int] = ..., confidences: _Optional[bytes] = ...) -> None: ...
+    first_position: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_fed_drafts: _Optional[int] = ..., confidences: _Optional[bytes] = ..., first_position: _Optional[int] = ...) -> None: ...

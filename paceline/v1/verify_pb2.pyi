@@ -1,3 +1,4 @@
+from paceline.v1 import propose_pb2 as _propose_pb2
 from paceline.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Verify(_message.Message):
-    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience")
+    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience", "next_propose")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +19,7 @@ class Verify(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PROPOSE_FIELD_NUMBER: _ClassVar[int]
     position: int
     tail_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -27,7 +29,22 @@ class Verify(_message.Message):
     logprobs: int
     prompt_logprobs: int
     lenience: float
-    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ...) -> None: ...
+    next_propose: NextPropose
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., next_propose: _Optional[_Union[NextPropose, _Mapping]] = ...) -> None: ...
+
+class NextPropose(_message.Message):
+    __slots__ = ("session_id", "sequence_id", "command_id", "cache_length", "propose")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    sequence_id: int
+    command_id: int
+    cache_length: int
+    propose: _propose_pb2.Propose
+    def __init__(self, session_id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., command_id: _Optional[int] = ..., cache_length: _Optional[int] = ..., propose: _Optional[_Union[_propose_pb2.Propose, _Mapping]] = ...) -> None: ...
 
 class VerifyResult(_message.Message):
     __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "compute_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens", "first_invalid_position")

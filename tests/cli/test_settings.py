@@ -102,6 +102,15 @@ def test_model_servers_lock_each_other_out_only_where_they_share_a_device() -> N
     assert not make_stack(draft={"model": "none"}).shares_device
 
 
+def test_one_draft_and_one_target_server_share_a_process_on_a_cpu() -> None:
+    assert make_stack().colocates_draft
+    assert not make_stack(colocates_draft=False).colocates_draft
+    assert not make_stack(num_targets=2).colocates_draft
+    assert not make_stack(num_drafts=2).colocates_draft
+    assert not make_stack(draft={"model": "none"}).colocates_draft
+    assert not make_stack(target={"device": "cuda"}, draft={"device": "cuda"}).colocates_draft
+
+
 def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
     deployment = make_stack(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_utilization": 0.2})
     assert deployment.target[-2:] == ["--gpu-memory-utilization", "0.6"]

@@ -65,10 +65,16 @@ class ComputeLock:
             self._next = None if path is None else _open(f"{path}.next")
         except OSError as error:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
+        self._path = path
         self._holder = secrets.randbits(64)
         # 0 after a timeout: don't wait again until the peer has released the lock.
         self._timeout_s = TIMEOUT_S
         self._lease: Lease | None = None
+
+    def share_files(self, other: "ComputeLock") -> None:
+        """Makes this lock one with another of the same path, for the same thread, which would else wait for itself."""
+        if self._path == other._path:
+            self._file, self._next = other._file, other._next
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:

@@ -67,6 +67,9 @@ class Job(ABC):
     def result(self) -> Any:
         """The answer, once `is_done`."""
 
+    def on_finish(self) -> None:  # noqa: B027 most jobs have no one to tell
+        """Called once `is_done`, before the answer goes out."""
+
     def tokens_before(self, row: int) -> TokensBefore | None:
         """Returns the tokens up to pending token `row`; None if the request has no penalties."""
         options = self.sequence.options

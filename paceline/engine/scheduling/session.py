@@ -81,6 +81,7 @@ class Session:
 
     def finish_job(self, state: SequenceState) -> None:
         assert state.job is not None
+        state.job.on_finish()
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
             state.usage.count(state.job)

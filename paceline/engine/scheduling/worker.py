@@ -12,8 +12,9 @@ import asyncio
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import TypeVar
 
 from paceline.engine.cache.block_pool import BlockPool
@@ -58,15 +59,30 @@ class Worker:
         self.num_steps = 0
         self.counts = WorkerCounts()
         self.load = LoadMeter()
-        self._checks_integrity = False
+        # Whether to check the cache's bookkeeping when idle.
+        self.checks_integrity = False
         self._running: Future[None] | None = None
+        # Workers on the same thread.
+        self._beside: list[Worker] = []
+        # Since when there have been jobs without a step (time.perf_counter); 0 if it is not so.
+        self._ready_s = 0.0
         # When the step that runs began (time.monotonic). Other threads read it.
         self._step_began_s: float | None = None
 
-    def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
-        """Occupies `device_thread`, the thread that built the model, until `stop`."""
-        self._checks_integrity = checks_integrity
-        self._running = device_thread.submit(self._run)
+    def start(self, device_thread: Executor, beside: Sequence["Worker"] = ()) -> None:
+        """Occupies `device_thread`, the thread that built the model, until `stop`.
+
+        beside: workers of models that it built too. They start as well, and take turns with this one: a second thread
+        would compute with a second team of OpenMP threads, and two teams on the same cores slow each other down.
+        """
+        workers = [*beside, self]
+        for each in workers:
+            each._inbox = self._inbox
+            each._beside = [other for other in workers if other is not each]
+            each._compute_lock.share_files(self._compute_lock)
+        running = device_thread.submit(_run, workers)
+        for each in workers:
+            each._running = running
 
     def stop(self) -> None:
         """Waits for the step in progress and stops."""
@@ -146,72 +162,76 @@ class Worker:
         self._pool.check_integrity(sequence.blocks for sequence in sequences)
         self._pool.states.check_integrity(sequence.slot for sequence in sequences if sequence.slot is not None)
 
-    def _run(self) -> None:
-        while self._take_inbox(wait_s=0.0 if self.is_busy else None):
-            if self.is_busy:
-                if not self._wait_for_batch():
-                    return
-                with self._compute_lock.lease() as lease:
-                    if not self._compute_under(lease):
-                        return
-            self._deliver()
-            if self._checks_integrity and not self.is_busy:
-                self.check_integrity()
-                self.counts.integrity_checks += 1
+    def _turn(self, waits: bool = True) -> bool:
+        """Returns whether it computed, or had nothing to compute."""
+        is_busy = self.is_busy
+        computes = is_busy and self._has_batch(waits)
+        if not is_busy:
+            self._ready_s = 0.0
+        if computes:
+            with self._compute_lock.lease() as lease:
+                self._compute_under(lease)
+        self._deliver()
+        if self.checks_integrity and not self.is_busy:
+            self.check_integrity()
+            self.counts.integrity_checks += 1
+        return computes or not is_busy
 
     def _jobs(self) -> list[Job]:
         return [job for session in self._sessions for job in session.running.values()]
 
-    def _take_inbox(self, wait_s: float | None) -> bool:
-        """Waits up to `wait_s` for the first item (None: forever). False means stop."""
+    def _take_inbox(self, wait_s: float | None) -> None:
+        """Waits up to `wait_s` for the first item (None: forever). Raises _Stopped."""
         while True:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
             except queue.Empty:
-                return True
+                return
             if item is None:
-                return False
+                raise _Stopped
             item()
             wait_s = 0.0
 
-    def _wait_for_batch(self) -> bool:
-        """False means stop."""
-        ready_s = time.perf_counter()
+    def _has_batch(self, waits: bool) -> bool:
+        """Waits for the jobs that are worth waiting for. Returns False if it is the other worker's turn meanwhile."""
+        if not waits:
+            return True
+        self._ready_s = self._ready_s or time.perf_counter()
         # No sequence leaves before the next step, and those that come back say so themselves.
         return_times = [state.return_time for session in self._sessions for state in session.states]
         while jobs := self._jobs():
             num_tokens = min(sum([len(job.pending) for job in jobs]), self._max_num_batched_tokens)
-            wait_s = self._batching_policy.wait_s(ready_s, len(jobs), num_tokens, return_times)
+            wait_s = self._batching_policy.wait_s(self._ready_s, len(jobs), num_tokens, return_times)
             if wait_s == 0:
                 break
-            if not self._take_inbox(wait_s):
+            if any(each.is_busy for each in self._beside):
                 return False
+            self._take_inbox(wait_s)
+        self._ready_s = 0.0
         return True
 
-    def _compute_under(self, lease: Lease) -> bool:
-        """Runs steps while the lease lasts. False means stop."""
-        if not self._wait_for_peer_work(lease):
-            return False
+    def _compute_under(self, lease: Lease) -> None:
+        """Runs steps while the lease lasts."""
+        self._wait_for_peer_work(lease)
         while True:
             # Commands that arrived while the peer computed join this batch.
-            if not self._take_inbox(wait_s=0.0):
-                return False
+            self._take_inbox(wait_s=0.0)
             lease.num_handed_over += self._step()
             # Deliver before the lease ends, so that the peer soon has the work that follows from these answers.
             self._deliver()
             if lease.is_over or not self.is_busy:
-                return True
+                return
 
-    def _wait_for_peer_work(self, lease: Lease) -> bool:
-        """Waits for what the peer handed over in the previous lease. False means stop."""
+    def _wait_for_peer_work(self, lease: Lease) -> None:
+        """Waits for what the peer handed over in the previous lease."""
         if (before := lease.before) is None:
-            return True
+            return
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
             if sum(job.arrived_s >= before.started_s for job in self._jobs()) >= before.num_handed_over:
                 break
-            if not self._take_inbox(wait_s):
-                return False
-        return True
+            if any(each.is_busy for each in self._beside):
+                break
+            self._take_inbox(wait_s)
 
     def _step(self) -> int:
         """Returns the number of finished jobs that the peer continues."""
@@ -258,6 +278,24 @@ class Worker:
                 ready.append((deliver, answers))
         if ready:
             self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
+
+
+class _Stopped(Exception):
+    """The worker was told to stop."""
+
+
+def _run(workers: Sequence[Worker]) -> None:
+    with suppress(_Stopped):
+        while True:
+            workers[0]._take_inbox(wait_s=0.0 if any(each.is_busy for each in workers) else None)
+            # All of them, whether or not the first one computes.
+            turns = [each._turn() for each in workers]
+            if not any(turns):
+                # Each waits for sequences that the other has.
+                workers[0]._turn(waits=False)
+            # A command that came during another's turn may have failed at once.
+            for each in workers:
+                each._deliver()
 
 
 def _hand_over(ready: list[tuple[Deliver, list[Answer]]], steps: int) -> None:

@@ -101,6 +101,7 @@ class FakeDraft(FakeServer):
         proposal = response.answers.add(command_id=command.command_id).proposal
         drafts = [WRONG if position in self.wrong else position for position in range(begin, begin + num)]
         proposal.tokens.extend(self.misfits.pop(begin, drafts))
+        proposal.first_position = begin
         proposal.num_fed_drafts = 0 if self.num_masks else num - 1
         proposal.compute_us = num * self.step_us
         if command.propose.min_probability > 0:
@@ -117,7 +118,7 @@ class Rounds:
         self.fake, self.ahead_stats = fake, AheadStats()
         self.context: Context = make_context(list(range(NUM_PROMPT_TOKENS)))
         decide(self.context, [NUM_PROMPT_TOKENS])
-        target = SimpleNamespace(device_ids=frozenset(target_devices))
+        target = SimpleNamespace(device_ids=frozenset(target_devices), has_draft=lambda draft: False)
         targets: Any = SimpleNamespace(endpoints=[SimpleNamespace(link=target)])
         placement = Placement(pool, self.context.request, self.context.tokens)
         self.link = placement.link

@@ -169,3 +169,10 @@ def test_a_full_disk_stops_nobody(tmp_path: Path) -> None:
             with lock.lease() as lease, open(folder / "lock") as file:
                 assert is_held(file.fileno())
             assert lease.before is None
+
+
+def test_two_models_on_one_thread_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    own, other = (ComputeLock(str(tmp_path / "lock")) for _ in range(2))
+    own.share_files(other)
+    with other.lease():
+        assert own._acquire()

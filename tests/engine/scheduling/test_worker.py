@@ -35,7 +35,8 @@ async def build_tiny(device_thread: ThreadPoolExecutor, compute_lock_file: str |
 async def test_a_worker_that_is_stopped_ends_without_a_fault() -> None:
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         engine = await build_tiny(device_thread)
-        engine.worker.start(device_thread, checks_integrity=True)
+        engine.worker.checks_integrity = True
+        engine.worker.start(device_thread)
         await engine.worker.call(lambda: None)
         engine.worker.stop()
         await engine.worker.wait_stopped()
@@ -44,7 +45,8 @@ async def test_a_worker_that_is_stopped_ends_without_a_fault() -> None:
 async def test_books_that_do_not_balance_end_the_worker_and_say_so() -> None:
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         engine = await build_tiny(device_thread)
-        engine.worker.start(device_thread, checks_integrity=True)
+        engine.worker.checks_integrity = True
+        engine.worker.start(device_thread)
         # A block that no sequence holds.
         await engine.worker.call(lambda: engine.pool.allocate(1))
         with pytest.raises(AssertionError, match="block 0: count 1, held 0"):
