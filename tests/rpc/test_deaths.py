@@ -45,6 +45,17 @@ async def error_of(client: AsyncClient) -> Unavailable:
     return raised.value
 
 
+async def under_way(client: AsyncClient, servicer: Endless) -> asyncio.Task[Unavailable]:
+    """A call that the server has. Right after a break the channel may still refuse calls."""
+    while True:
+        asking, beginning = asyncio.create_task(error_of(client)), asyncio.create_task(servicer.began.wait())
+        await asyncio.wait({asking, beginning}, return_when=asyncio.FIRST_COMPLETED)
+        if servicer.began.is_set():
+            return asking
+        beginning.cancel()
+        await asyncio.sleep(0.01)
+
+
 async def test_a_server_that_ends_on_purpose_is_no_death(tmp_path: Path) -> None:
     servicer, server, address = await serving(tmp_path)
     async with AsyncClient(address) as client:
@@ -76,8 +87,7 @@ async def test_a_connection_that_breaks_during_a_call_is_a_death(tmp_path: Path,
             with pytest.raises(ConnectionLost):
                 await watching
         servicer.began.clear()
-        asking = asyncio.create_task(error_of(client))
-        await servicer.began.wait()
+        asking = await under_way(client, servicer)
         client.drop_calls()
         assert isinstance(await asking, ConnectionLost)
     await proxy.stop()
