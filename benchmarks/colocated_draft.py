@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair
+from benchmarks.memory import resident_mib
 from benchmarks.prompts import spread_prompts
 from paceline.catalog.known_models import PAIRS
 from paceline.client import AsyncClient
@@ -68,8 +69,10 @@ async def main() -> None:
         clients = {}
         for name, colocates_draft in (("separate", False), ("colocated", True)):
             pair = embedded_pair(draft, remembers=False, target={"model": target}, colocates_draft=colocates_draft)
-            _, clients[name] = await stack.enter_async_context(pair)
+            services, clients[name] = await stack.enter_async_context(pair)
             await clients[name].complete(prompts[0], SamplingParams(max_tokens=16), WAYS["model, k = 3"])
+            sizes = [resident_mib(pid) for service, pid in services.pids.items() if service != "coordinator"]
+            print(f"{name}: the model servers take {sum(sizes):.0f} MiB")
         for sampling, temperature in SAMPLINGS.items():
             await compare(clients, prompts, sampling, temperature, arguments.tokens, arguments.turns)
 

@@ -68,7 +68,7 @@ class Admission:
         # does not count it.
         self._is_entering = False
         self._weight_of, self._clock = weight_of, clock
-        # By key. Those of the key file, so few.
+        # By API key. The key file limits their number.
         self._lines: dict[Owner, Line] = {}
         self._places = Shares(max_queue_size, weight_of)
         # Virtual time: the furthest clock of a key when a generation of its was admitted.
