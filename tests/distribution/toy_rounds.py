@@ -23,8 +23,8 @@ from draft_server.guessed_propose_job import GuessedProposeJob
 from draft_server.parallel_propose_job import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu.draft_head import DraftHead, MadeRows
 from paceline.engine.cpu.linear import PlainLinear
+from paceline.engine.cpu.narrow_head import MadeRows, NarrowHead
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
 from paceline.engine.sampling.shared_vocabulary import sample_rows
@@ -127,7 +127,7 @@ class Rounds:
         self._draft_sampler, self._target_sampler = self.draft_sampler(), self.target_sampler()
         weight, num_first = torch.from_numpy(toy.draft.T), toy.draft_vocab_size
         rows = MadeRows(weight, lambda rows: PlainLinear(rows, None))
-        self._draft_head = DraftHead(PlainLinear(weight[:num_first], None), num_first, rows, toy.vocab_size)
+        self._narrow_head = NarrowHead(PlainLinear(weight[:num_first], None), num_first, rows, toy.vocab_size)
 
     def play(self, seeds: Iterable[int]) -> NDArray[np.int64]:
         """The output of one generation a seed: [num_seeds, num_tokens]."""
@@ -287,10 +287,10 @@ class Rounds:
         self, places: Seq[tuple[Job, int]], logits: torch.Tensor, specs: Seq[SampleSpec], sampler: CpuSampler
     ) -> list[Sample]:
         """As a draft server does whose head knows some tokens. `places`: each row's job and pending row; logits: of all."""
-        self._draft_head.hold(places)
+        self._narrow_head.hold(places)
         last = np.array([job.pending[row] for job, row in places])
-        logits[:] = self._draft_head.to_full_vocab(
-            self._draft_head(np.eye(len(self.toy.draft), dtype=np.float32)[last])
+        logits[:] = self._narrow_head.to_full_vocab(
+            self._narrow_head(np.eye(len(self.toy.draft), dtype=np.float32)[last])
         )
         return sampler.sample(logits, specs)
 

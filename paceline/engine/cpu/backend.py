@@ -15,10 +15,10 @@ import torch
 from paceline.engine.backend import Backend, BatchCheck, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
-from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantized.instructions import DOT
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.narrow_head import NarrowHead, draft_vocab_size
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
@@ -89,7 +89,7 @@ def build_cpu(
 
     build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
     model, num_blocks, run_check = build(config, role, loaded, max_model_len, block_size, fit)
-    is_narrow = isinstance(model.head, DraftHead)
+    is_narrow = isinstance(model.head, NarrowHead)
     num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
     if role.vocab_size and num_first and not is_narrow:
         raise ConfigError(

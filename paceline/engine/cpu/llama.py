@@ -13,7 +13,6 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantizedRows
 from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, attend_by, part_address
 from paceline.engine.cpu.kernels.cache import Cache
@@ -28,6 +27,7 @@ from paceline.engine.cpu.linear import (
     has_own_kernel,
     make_cpu_linear,
 )
+from paceline.engine.cpu.narrow_head import MadeRows, NarrowHead, QuantizedRows
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.architectures import LayerSpec
 from paceline.engine.models.gguf.tensors import FileTensor
@@ -124,7 +124,7 @@ def _make_head(
 ) -> tuple[Head, CpuLinear | None]:
     """Returns also the linear with all of the head's weights, if there is one.
 
-    `ids`: [head_size], the tokens that the head knows; None for all. `num_first`: see `draft_head`; 0 for all.
+    `ids`: [head_size], the tokens that the head knows; None for all. `num_first`: see `narrow_head`; 0 for all.
     """
     vocab_size = config.vocab_size
     if ids is not None:
@@ -133,11 +133,11 @@ def _make_head(
     if num_first and isinstance(head, torch.Tensor):
         first = make(head[:num_first], None)
         if has_own_kernel(first):
-            return DraftHead(first, num_first, MadeRows(head, lambda rows: make(rows, None)), vocab_size), None
+            return NarrowHead(first, num_first, MadeRows(head, lambda rows: make(rows, None)), vocab_size), None
     linear = make((head,) if isinstance(head, FileTensor) else head, None)
     if num_first and isinstance(linear, QuantizedLinear):
         rows = QuantizedRows(linear, vocab_size)
-        return DraftHead(linear.first(num_first), num_first, rows, vocab_size), linear
+        return NarrowHead(linear.first(num_first), num_first, rows, vocab_size), linear
     return Head(linear, None, vocab_size), linear
 
 
@@ -159,7 +159,7 @@ class CpuLlama:
         """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has a wrong shape.
 
         `cache_dtype`: one of CACHE_DTYPES, None for the model's.
-        `draft_vocab_size`: the first ids that a draft's head knows (see `draft_head`), 0 for all.
+        `draft_vocab_size`: the first ids that a draft's head knows (see `narrow_head`), 0 for all.
         """
         self.config = config
         self.max_model_len = max_model_len

@@ -8,8 +8,8 @@ import torch
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu import runner
-from paceline.engine.cpu.draft_head import DraftHead
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.narrow_head import NarrowHead
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Argmax, GumbelMax, Sample, SampleSpec
@@ -49,7 +49,7 @@ def load_draft(name: str) -> CpuLlama:
     """A draft model whose head knows the first ids and each row's own context."""
     config, tensors = load_part(name, torch.bfloat16)
     model = CpuLlama(config, tensors, "none", config.max_model_len, batch_invariant=False, draft_vocab_size=10)
-    assert isinstance(model.head, DraftHead)
+    assert isinstance(model.head, NarrowHead)
     return model
 
 

@@ -91,7 +91,7 @@ class MadeRows(ContextRows):
         return self._make(self._weight[torch.from_numpy(of_places)])
 
 
-class DraftHead(Head):
+class NarrowHead(Head):
     """Computes the logits of the first ids, and of the contexts' tokens."""
 
     def __init__(self, first: CpuLinear, num_first: int, rows: ContextRows, vocab_size: int) -> None:

@@ -8,11 +8,11 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu import draft_head
-from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantizedRows, draft_vocab_size
+from paceline.engine.cpu import narrow_head
 from paceline.engine.cpu.kernels.quantized.packing import BY_NAME
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows, tensor_of
 from paceline.engine.cpu.linear import CpuLinear, QuantizedLinear, make_cpu_linear
+from paceline.engine.cpu.narrow_head import MadeRows, NarrowHead, QuantizedRows, draft_vocab_size
 from paceline.engine.models.model_config import UNKNOWN_LOGIT
 from paceline.sampling_params import SamplingParams
 from paceline.serving.propose_job import ProposeJob, ProposeSpec, Support
@@ -24,17 +24,17 @@ POOL = BlockPool(1, 1, lambda sources, destinations: None)
 HEADS = [*BY_NAME, "bfloat16", "int8"]
 
 
-def make_heads(name: str) -> tuple[CpuLinear, DraftHead]:
+def make_heads(name: str) -> tuple[CpuLinear, NarrowHead]:
     """A head that knows all tokens, and one with the same weights that knows the first."""
     if name in BY_NAME:
         whole = QuantizedLinear((random_blocks(name, VOCAB, HIDDEN),), None)
-        return whole, DraftHead(whole.first(NUM_FIRST), NUM_FIRST, QuantizedRows(whole, VOCAB), VOCAB)
+        return whole, NarrowHead(whole.first(NUM_FIRST), NUM_FIRST, QuantizedRows(whole, VOCAB), VOCAB)
     weight = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     def make(rows: torch.Tensor) -> CpuLinear:
         return make_cpu_linear(rows, None, "int8" if name == "int8" else "none")
 
-    return make(weight), DraftHead(make(weight[:NUM_FIRST]), NUM_FIRST, MadeRows(weight, make), VOCAB)
+    return make(weight), NarrowHead(make(weight[:NUM_FIRST]), NUM_FIRST, MadeRows(weight, make), VOCAB)
 
 
 def make_job(tokens: list[int], **sampling: Any) -> ProposeJob:
@@ -48,7 +48,7 @@ def rows_of(num_rows: int) -> Array:
     return bits_of(torch.randn(num_rows, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16())
 
 
-def logits_of(head: DraftHead, jobs: list[ProposeJob], x: Array) -> torch.Tensor:
+def logits_of(head: NarrowHead, jobs: list[ProposeJob], x: Array) -> torch.Tensor:
     head.hold([(job, 0) for job in jobs])
     return head.to_full_vocab(head(pad_rows(x, head.padded(len(x))))[: len(x)])
 
@@ -78,7 +78,7 @@ def test_a_row_has_the_bits_of_the_whole_head_at_its_own_tokens_in_any_company(n
 
 
 def test_rows_that_were_dropped_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_head, "MAX_ROWS", 4)
+    monkeypatch.setattr(narrow_head, "MAX_ROWS", 4)
     whole, head = make_heads("Q8_0")
     x = rows_of(2)
     expected = tensor_of(whole(x)).float()
@@ -91,7 +91,7 @@ def test_rows_that_were_dropped_come_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_context_adds_a_bounded_number_of_tokens_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_head, "MAX_CONTEXT_TOKENS", 3)
+    monkeypatch.setattr(narrow_head, "MAX_CONTEXT_TOKENS", 3)
     logits = logits_of(make_heads("Q8_0")[1], [make_job([90, 50, 70, 60])], rows_of(1))
     assert known_to(logits[0]) == [50, 90, EOS]
 
