@@ -7,6 +7,8 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 
+from paceline.sampling_params import MAX_SALT_CHARACTERS
+
 
 def block_digests(known: Sequence[bytes], tokens: Sequence[int], salt: str, block_size: int) -> Iterator[bytes]:
     """Yields a digest for each whole block of a context after those in `known`: of all tokens up to the block's end."""
@@ -14,6 +16,11 @@ def block_digests(known: Sequence[bytes], tokens: Sequence[int], salt: str, bloc
     for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
         digest = extend_digest(digest, tokens[start : start + block_size])
         yield digest
+
+
+def salt_of_head(salt: str) -> str:
+    """Returns the salt of sequences that a draft head reads: longer than any that a client may choose."""
+    return f"{salt:<{MAX_SALT_CHARACTERS}} draft head"
 
 
 def first_digest(salt: str) -> bytes:

@@ -87,3 +87,6 @@ PAIRS = {
     "smollm2": ("smollm2-135m", "smollm2-135m-draft"),
     "qwen2.5-coder": ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
 }
+
+# Draft heads, by their target's name.
+HEADS: dict[str, OwnFolder] = {}

@@ -21,6 +21,17 @@ class BatchCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftHeadFacts:
+    """What the model info says of a draft head."""
+
+    name: str
+    format: str
+    weights_fingerprint: str
+    # Returns (rows, seconds) of its forward passes, given a free block; to be called on the device thread.
+    measure: Callable[[int], list[tuple[int, float]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     """A model on its device."""
 
@@ -39,6 +50,7 @@ class Backend:
     quantization: str
     # The most further steps that one program runs (`Job.multi_step_specs`).
     multi_steps: int = 0
+    draft_head: DraftHeadFacts | None = None
 
 
 Progress = Callable[[str], None]

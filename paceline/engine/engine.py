@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.backend import BatchCheck, BuildBackend
+from paceline.engine.backend import BatchCheck, BuildBackend, DraftHeadFacts
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cpu.backend import build_cpu
 from paceline.engine.engine_config import EngineConfig, ModelRole
-from paceline.engine.forward_times import measure_forward_times
+from paceline.engine.forward_times import MeasuredTimes, measure_times
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.shapes import num_masks
@@ -46,8 +46,9 @@ class Engine:
     # Of the backend.
     device_ids: list[str]
     quantization: str
-    # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
-    measure_forward_times: Callable[[], list[tuple[int, float]]]
+    draft_head: DraftHeadFacts | None
+    # See `forward_times`; to be called on the device thread.
+    measure_forward_times: Callable[[], MeasuredTimes]
 
 
 def build_engine(
@@ -87,10 +88,12 @@ def build_engine(
         on_step, on_close,
     )  # fmt: skip
 
-    def measure() -> list[tuple[int, float]]:
+    def measure() -> MeasuredTimes:
+        head = backend.draft_head
         # While this server has the device to itself.
         with compute_lock.lease():
-            return measure_forward_times(backend.runner, pool, min(longest, config.max_num_batched_tokens))
+            most = min(longest, config.max_num_batched_tokens)
+            return measure_times(backend.runner, pool, most, None if head is None else head.measure)
 
     return Engine(
         config=config,
@@ -106,6 +109,7 @@ def build_engine(
         check=backend.check,
         device_ids=backend.device_ids,
         quantization=backend.quantization,
+        draft_head=backend.draft_head,
         measure_forward_times=measure,
     )
 
@@ -123,6 +127,8 @@ def _backend_builder(config: EngineConfig, role: ModelRole) -> BuildBackend:
             raise ConfigError(
                 f"vocab_size is {role.vocab_size}; on a GPU a draft is chosen from the whole vocabulary (0)"
             )
+        if role.draft_head not in ("auto", "none"):
+            raise ConfigError(f"draft_head is {role.draft_head!r}; on a GPU it must be 'none'")
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda', but torch finds no CUDA device")
         from paceline.engine.cuda.backend import build_cuda

@@ -1,6 +1,8 @@
 """Measures how long forwards take, for the model info: the coordinator decides from it what a draft may cost."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.backend import StepRunner
@@ -23,6 +25,10 @@ EACH = 64
 REPEATS = 2
 
 
+# Returns (rows, seconds) of a draft head's forward passes, given a free block.
+MeasureHead = Callable[[int], list[tuple[int, float]]]
+
+
 class _TimedJob(Job):
     """Feeds tokens and samples at each, as a verification does."""
 
@@ -38,6 +44,29 @@ class _TimedJob(Job):
     @property
     def result(self) -> Any:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """(tokens, seconds) of forward passes, by increasing numbers of tokens."""
+
+    of_model: list[tuple[int, float]]
+    # Of its draft head; empty without one.
+    of_head: list[tuple[int, float]]
+
+
+def measure_times(
+    runner: StepRunner, pool: BlockPool, max_tokens: int, measure_head: MeasureHead | None
+) -> MeasuredTimes:
+    """Call it on the device thread, between two steps. It leaves the pool as it was, also if it fails."""
+    of_model, of_head = measure_forward_times(runner, pool, max_tokens), list[tuple[int, float]]()
+    if measure_head is not None:
+        [block] = blocks = pool.allocate(1)
+        try:
+            of_head = measure_head(block)
+        finally:
+            pool.release(blocks)
+    return MeasuredTimes(of_model, of_head)
 
 
 def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) -> list[tuple[int, float]]:

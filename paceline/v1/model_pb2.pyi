@@ -27,7 +27,7 @@ class TokenizerChunk(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "numerics", "device_ids", "implementation", "num_states", "role", "draft_instance_id")
+    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine", "numerics", "device_ids", "implementation", "num_states", "role", "draft_instance_id", "draft_head")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class ModelInfo(_message.Message):
     NUM_STATES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_HEAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     quantization: str
@@ -82,7 +83,20 @@ class ModelInfo(_message.Message):
     num_states: int
     role: str
     draft_instance_id: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., numerics: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ..., num_states: _Optional[int] = ..., role: _Optional[str] = ..., draft_instance_id: _Optional[str] = ...) -> None: ...
+    draft_head: DraftHead
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ..., numerics: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., implementation: _Optional[str] = ..., num_states: _Optional[int] = ..., role: _Optional[str] = ..., draft_instance_id: _Optional[str] = ..., draft_head: _Optional[_Union[DraftHead, _Mapping]] = ...) -> None: ...
+
+class DraftHead(_message.Message):
+    __slots__ = ("name", "format", "weights_fingerprint", "forward_times")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    format: str
+    weights_fingerprint: str
+    forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
+    def __init__(self, name: _Optional[str] = ..., format: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_tokens", "microseconds")
@@ -175,7 +189,7 @@ class Answer(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., open_ack: _Optional[_Union[OpenAck, _Mapping]] = ..., proposal: _Optional[_Union[_propose_pb2.Proposal, _Mapping]] = ..., verify_result: _Optional[_Union[_verify_pb2.VerifyResult, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_verify_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent", "grammar", "grammar_bytes")
+    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent", "grammar", "grammar_bytes", "uses_draft_head")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +198,7 @@ class Open(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USES_DRAFT_HEAD_FIELD_NUMBER: _ClassVar[int]
     sampling: _sampling_pb2.SamplingParams
     num_prompt_tokens: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -192,7 +207,8 @@ class Open(_message.Message):
     traceparent: str
     grammar: str
     grammar_bytes: int
-    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., grammar: _Optional[str] = ..., grammar_bytes: _Optional[int] = ...) -> None: ...
+    uses_draft_head: bool
+    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., grammar: _Optional[str] = ..., grammar_bytes: _Optional[int] = ..., uses_draft_head: _Optional[bool] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("parent_sequence_id", "length")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.digests import block_digests
+from paceline.digests import block_digests, salt_of_head
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.state_pool import StateSpan
 from paceline.errors import OutOfRange
@@ -27,6 +27,13 @@ class SequenceOptions:
     grammar: Grammar | None = None
     # Of a target with another tokenizer, whose ids the fields above have; the sequence's tokens are the model's own.
     vocabulary: SharedVocabulary | None = None
+    # Whether the model's draft head reads the sequence.
+    uses_draft_head: bool = False
+
+    @property
+    def prefix_salt(self) -> str:
+        """Returns what is equal for sequences that may share blocks: a draft head reads only those that use it."""
+        return salt_of_head(self.cache_salt) if self.uses_draft_head else self.cache_salt
 
     @property
     def seed(self) -> int:
@@ -159,4 +166,4 @@ class Sequence:
         return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        return block_digests(self._digests, tokens, self.options.cache_salt, self._pool.block_size)
+        return block_digests(self._digests, tokens, self.options.prefix_salt, self._pool.block_size)

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from paceline.engine.backend import Backend, BatchCheck, Progress
+from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.eagle3 import CpuEagle3
+from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantized.instructions import DOT
 from paceline.engine.cpu.llama import CpuLlama
@@ -22,9 +24,12 @@ from paceline.engine.cpu.narrow_head import NarrowHead, draft_vocab_size
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
+from paceline.engine.models.consistency import EMBEDDING, HEAD
+from paceline.engine.models.draft_heads import FORMAT, LoadedDraftHead, known_head, load_draft_head
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
+from paceline.engine.models.shapes import as_tensor
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
 from paceline.errors import ConfigError
@@ -87,8 +92,16 @@ def build_cpu(
         cache_bytes = config.kv_cache_memory or CPU_CACHE_BYTES
         return _fit_cache(cache_bytes, block_bytes, weights_bytes, slot_bytes, block_size, logits_bytes)
 
-    build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
-    model, num_blocks, run_check = build(config, role, loaded, max_model_len, block_size, fit)
+    head = _load_head(config, role, loaded, progress)
+    if head is not None:
+        weights_bytes += sum(map(_num_bytes, head.tensors.values()))
+    drafting: HeadDrafting | None = None
+    if isinstance(loaded.config, ModelConfig):
+        model, num_blocks, run_check, drafting = _build_llama(
+            config, role, loaded, max_model_len, block_size, fit, head
+        )
+    else:
+        model, num_blocks, run_check = _build_modules(config, role, loaded, max_model_len, block_size, fit)
     is_narrow = isinstance(model.head, NarrowHead)
     num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
     if role.vocab_size and num_first and not is_narrow:
@@ -104,21 +117,56 @@ def build_cpu(
     progress("checking batch invariance")
     check = run_check(block_size)
     attention = model.make_cache(num_blocks, block_size)
-    runner = CpuRunner(model, attention)
+    runner = CpuRunner(model, attention, drafting)
     pin_workers()
     progress("warming up")
     runner.warm_up()
     give_back_freed()
+    facts, copy_blocks = None, _copying(attention.copy_blocks)
+    if head is not None and drafting is not None:
+        progress(f"drafts with the head {head.name}")
+        facts = DraftHeadFacts(head.name, FORMAT, head.weights_fingerprint, drafting.measure)
+        copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
         runner,
-        attention.copy_blocks,
+        copy_blocks,
         num_blocks,
         block_size,
         check,
         core_ids(),
         model.quantization,
         states=attention.states,
+        draft_head=facts,
     )
+
+
+def _load_head(
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress
+) -> LoadedDraftHead | None:
+    """Raises ConfigError for a head that was asked for. One that comes with Paceline is left out if it does not fit."""
+    folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
+    if folder is None or folder == "none":
+        return None
+    try:
+        if not isinstance(loaded.config, ModelConfig):
+            raise ConfigError(f"draft_head is {folder!r}; with transformers' layers it must be 'none'")
+        return load_draft_head(folder, loaded.config, loaded.weights_fingerprint, DTYPES[config.dtype])
+    except ConfigError as error:
+        if role.draft_head != "auto":
+            raise
+        progress(f"without a draft head: {error}")
+        return None
+
+
+CopyBlocks = Callable[[list[int], list[int]], None]
+
+
+def _copying(*copies: CopyBlocks) -> CopyBlocks:
+    def copy_blocks(sources: list[int], destinations: list[int]) -> None:
+        for copy in copies:
+            copy(sources, destinations)
+
+    return copy_blocks
 
 
 def _num_bytes(tensor: torch.Tensor | FileTensor | Parts) -> int:
@@ -134,10 +182,17 @@ _Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
 
 def _build_llama(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
-    fit: Callable[..., int],
-) -> _Built:  # fmt: skip
-    cache_dtype, shape = CACHE_DTYPES[config.kv_dtype], loaded.config
-    num_blocks = fit(make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes)
+    fit: Callable[..., int], head: LoadedDraftHead | None,
+) -> tuple[*_Built, HeadDrafting | None]:  # fmt: skip
+    cache_dtype, shape, dtype = CACHE_DTYPES[config.kv_dtype], loaded.config, CACHE_DTYPES[config.dtype]
+    block_bytes, lent_rows = make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes, None
+    if head is not None:
+        layer = head.config.layer
+        block_bytes += head_block_bytes(layer, layer.hidden_size, block_size, dtype, cache_dtype)
+        if "lm_head.weight" not in head.tensors:
+            output = loaded.tensors[EMBEDDING if shape.tied_embeddings else HEAD]
+            lent_rows = as_tensor(output, DTYPES[config.dtype])[torch.from_numpy(head.ids)] * shape.scales.logit
+    num_blocks = fit(block_bytes)
     model = CpuLlama(
         shape,
         loaded.tensors,
@@ -148,7 +203,13 @@ def _build_llama(
         cache_dtype,
         draft_vocab_size(role.vocab_size, shape.vocab_size),
     )
-    return model, num_blocks, partial(check_batch_invariance, model)
+    drafting = None
+    if head is not None:
+        # It changes no output, so like a draft model's its products may be the fastest.
+        quantization = "none" if config.dtype == "float32" else config.quantization
+        built = CpuEagle3(head, shape, model.max_model_len, quantization, model.embed, lent_rows)
+        drafting = HeadDrafting(model, built, num_blocks, block_size, dtype, cache_dtype)
+    return model, num_blocks, partial(check_batch_invariance, model), drafting
 
 
 def _build_modules(

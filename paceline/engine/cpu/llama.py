@@ -3,7 +3,7 @@
 `models.architectures` says which parts a layer has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,6 +104,23 @@ class CpuLayer:
     @property
     def products(self) -> tuple[CpuLinear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
+
+    def run(self, x: Array, row: Array, plan: AttentionPlan, cache: Cache, part_at: int, eps: float) -> Array:
+        """Computes as `kernels.decoder` does, with the library's products.
+
+        x: [num_rows, hidden_size]; row: what queries, keys and values are products of, [num_rows, in_features];
+        part_at: see `attend_by`.
+        """
+        qkv = self.qkv(row)  # [num_rows, (heads + 2 * kv_heads) * head_dim]
+        mixed = attend_by(part_at, qkv, plan, self.rotation, self.scoring, eps, cache)
+        x = self._add_product(x, mixed, self.output, self.output_norm, eps)
+        gate_up = self.gate_up(rms_norm(x, self.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
+        return self._add_product(x, activate(gate_up, self.activation), self.down, self.down_norm, eps)
+
+    def _add_product(self, x: Array, row: Array, linear: CpuLinear, norm: Array, eps: float) -> Array:
+        if norm.size == 0 and self.residual_scale == 1:
+            return linear(row, residual=x)
+        return add_scaled(x, linear(row), norm, eps, self.residual_scale)
 
     def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
         """Arguments for `kernels.decoder`; None if this layer uses a library's products."""
@@ -209,13 +226,35 @@ class CpuLlama:
         """Returns the wanted tokens' rows: [num_wanted, hidden_size]."""
         return self.run_layers(self._embedding(batch.tokens), attention, plan)[batch.wanted]
 
-    def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan, first: int = 0) -> Array:
-        """Runs the layers from `first` on that `attention` has a cache for. x: [num_rows, hidden_size]."""
+    def forward_with_states(
+        self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan, after: Sequence[int]
+    ) -> tuple[Array, list[Array]]:
+        """Returns also all tokens' hidden states after some of the layers, in order.
+
+        after: numbers of layers, increasing; [num_tokens, hidden_size] each.
+        """
+        x, states, first = self._embedding(batch.tokens), [], 0
+        for end in after:
+            x, first = self.run_layers(x, attention, plan, part=slice(first, end)), end
+            states.append(x)
+        return self.run_layers(x, attention, plan, part=slice(first, None))[batch.wanted], states
+
+    def run_layers(
+        self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan, first: int = 0, part: slice = slice(None)
+    ) -> Array:
+        """Runs a part of the layers from `first` on that `attention` has a cache for. x: [num_rows, hidden_size]."""
+        eps = self.config.norm_eps
         if (decoder := self._decoder(attention, x.dtype, first)) is not None:
-            return run_layers(x, *decoder, plan, self.config.norm_eps)
-        for layer, cache in zip(self.layers[first:], attention.cache, strict=False):
-            x = self._run_layer(layer, x, cache, plan, self._part_at)
+            arrays, table = decoder
+            return run_layers(x, arrays, table[part], plan, eps)
+        pairs = zip(self.layers[first:], attention.cache, strict=False)
+        for layer, cache in list(pairs)[part]:
+            x = layer.run(x, rms_norm(x, layer.attention_norm, eps), plan, cache, self._part_at, eps)
         return x
+
+    def embed(self, tokens: Array) -> Array:
+        """tokens: [num_tokens] -> [num_tokens, hidden_size]."""
+        return self._embedding(tokens)
 
     def _decoder(
         self, attention: CpuPagedAttention, dtype: np.dtype[Any], first: int = 0
@@ -229,21 +268,6 @@ class CpuLlama:
             self._part_at = part_address(dtype, attention.cache[0])
             self._decoder_of = attention
         return self._decoder_arguments
-
-    def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan, part_at: int) -> Array:
-        """Runs a layer as `kernels.decoder` does, with the library's products. `part_at`: see `attend_by`."""
-        eps = self.config.norm_eps
-        qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        mixed = attend_by(part_at, qkv, plan, layer.rotation, layer.scoring, eps, cache)
-        x = self._add_product(x, mixed, layer.output, layer.output_norm, layer.residual_scale)
-        gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
-        bent = activate(gate_up, layer.activation)
-        return self._add_product(x, bent, layer.down, layer.down_norm, layer.residual_scale)
-
-    def _add_product(self, x: Array, row: Array, linear: CpuLinear, norm: Array, scale: float) -> Array:
-        if norm.size == 0 and scale == 1:
-            return linear(row, residual=x)
-        return add_scaled(x, linear(row), norm, self.config.norm_eps, scale)
 
     def logits(self, x: Array) -> torch.Tensor:
         """x: [num_wanted, hidden_size] -> [num_wanted, head_size] float32."""

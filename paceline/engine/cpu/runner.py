@@ -1,27 +1,27 @@
 """The CPU runner: an engine step is one forward pass, then one call of the sampler."""
 
-from collections.abc import Iterable
+import logging
 from typing import Any, Protocol
 
 import torch
 
+from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.state_pool import StatePool, StateSpan
 from paceline.engine.cpu.head import Head
-from paceline.engine.cpu.sampler import CpuSampler
+from paceline.engine.cpu.head_drafting import HeadDrafting
+from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.models.model_config import TextConfig
-from paceline.engine.sampling.logprobs import RowLogprobs, with_confidence
-from paceline.engine.sampling.shared_vocabulary import sample_rows
+from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 
+log = logging.getLogger(__name__)
 # Row counts of plain rounds and of rounds with drafts. They fit into the smallest block.
 WARM_UP_ROWS = 8
 
-# float32 logits at a time, so that memory stays within `backend.RESERVE_BYTES` whatever is asked of how many tokens. Each
-# product reads the whole head, so it has many rows; samplers get few, because they work on several copies, in float64.
+# float32 logits of one product, which reads the whole head and so has more rows than a sampler gets (SAMPLED_BYTES).
 LOGITS_BYTES = 64 << 20
-SAMPLED_BYTES = 16 << 20
 
 
 class Attention(Protocol):
@@ -68,12 +68,12 @@ class CpuModel(Protocol):
 class CpuRunner:
     """Runs engine steps, on the worker's thread only."""
 
-    def __init__(self, model: CpuModel, attention: Attention) -> None:
+    def __init__(self, model: CpuModel, attention: Attention, drafting: HeadDrafting | None = None) -> None:
+        """`drafting`: by the model's draft head, which only our own layers have."""
         self._model = model
         self._attention = attention
-        self._sampler = CpuSampler()
-        # For a head that knows only some tokens: samples from their logits.
-        self._known_sampler = None if model.head.is_full_vocab else CpuSampler(model.head.ids)
+        self._drafting = drafting
+        self._sampler = HeadSampler(model.head)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -83,7 +83,11 @@ class CpuRunner:
             wanted = [False] * (num_rows - 1) + [True]
             builder.add([0] * num_rows, 0, [0], wanted, StateSpan(0, 0, 0, 0, 0))
             batch = builder.build(self._model.padded(builder.num_tokens))
-            self._model.logits(self._model.forward(batch, self._attention, self._attention.plan(batch.spans)))
+            plan = self._attention.plan(batch.spans)
+            self._model.logits(self._model.forward(batch, self._attention, plan))
+            if self._drafting is not None:
+                _, states = self._drafting.forward(batch, self._attention, plan)
+                self._drafting.warm_up(batch, states)
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
@@ -102,12 +106,31 @@ class CpuRunner:
         batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         flat = [spec for of_job in specs for spec in of_job]
-        rows = self._model.forward(batch, self._attention, plan)
+        drafting, states = self._drafting_for(shares), list[Array]()
+        if drafting is None:
+            rows = self._model.forward(batch, self._attention, plan)
+        else:
+            rows, states = drafting.forward(batch, self._attention, plan)
         results = iter(self._sample_rows(rows, flat, sampled))
         for (job, num_rows), of_job in zip(shares, specs, strict=True):
             mine = [next(results) for _ in of_job]
             row_logprobs = [logprobs for _, logprobs in mine if logprobs is not None]
             job.take(num_rows, [value for value, _ in mine], row_logprobs)
+        if drafting is not None:
+            self._draft(drafting, shares, batch, states)
+
+    def _draft(self, drafting: HeadDrafting, shares: list[tuple[Job, int]], batch: Batch, states: list[Array]) -> None:
+        """Drafts without risk: the jobs have their results already, and a head that fails is not used again."""
+        try:
+            drafting.run(shares, batch, states)
+        except Exception:
+            log.exception("the draft head failed; the target goes on without it")
+            self._drafting = None
+
+    def _drafting_for(self, shares: list[tuple[Job, int]]) -> HeadDrafting | None:
+        """Returns what reads the step's hidden states, if any of its sequences uses the draft head."""
+        uses_it = self._drafting is not None and any(job.sequence.options.uses_draft_head for job, _ in shares)
+        return self._drafting if uses_it else None
 
     def _sample_rows(
         self, rows: Any, specs: list[SampleSpec], sampled: list[tuple[Job, int]]
@@ -116,25 +139,9 @@ class CpuRunner:
         results: list[tuple[Sample, RowLogprobs | None]] = []
         shared = [spec.vocabulary.target_vocab_size for spec in specs if spec.vocabulary is not None]
         row_bytes = 4 * max(self._model.config.vocab_size, *shared, 0)
-        for part in _parts(len(specs), LOGITS_BYTES // row_bytes):
+        for part in parts(len(specs), LOGITS_BYTES // row_bytes):
             self._model.head.hold(sampled[part])
             logits, of_part = self._model.logits(rows[part]), specs[part]
-            for few in _parts(len(of_part), SAMPLED_BYTES // row_bytes):
-                results += self._sample(logits[few], few.start, of_part[few])
+            for few in parts(len(of_part), SAMPLED_BYTES // row_bytes):
+                results += self._sampler.sample(logits[few], of_part[few], few.start)
         return results
-
-    def _sample(
-        self, known: torch.Tensor, first: int, specs: list[SampleSpec]
-    ) -> Iterable[tuple[Sample, RowLogprobs | None]]:
-        """known: the last product's rows from `first` on."""
-        head = self._model.head
-        if self._known_sampler is not None and not any(spec.needs_whole_vocab for spec in specs):
-            found = with_confidence(known, specs, self._known_sampler.sample(known, specs))
-            return ((each, None) for each in head.with_ids(found))
-        return sample_rows(self._sampler, head.to_full_vocab(known, first), specs)
-
-
-def _parts(count: int, most: int) -> list[slice]:
-    """Splits `count` rows into parts of at most `most`, or of one."""
-    size = max(1, most)
-    return [slice(first, first + size) for first in range(0, count, size)]

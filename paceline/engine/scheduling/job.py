@@ -5,12 +5,30 @@ Chunked prefill, drafting, verification and replay are all jobs.
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
 from paceline.grammar import Guide, Mask, is_dead_end
+
+
+@dataclass(slots=True)
+class NextDrafts:
+    """What a model with a draft head drafts behind a job's newest token, which is not in the cache."""
+
+    num_asked: int
+    # Stops once the product of the drafts' confidences falls below this.
+    min_probability: float
+    # Of the first draft; the newest token is at the position before.
+    position: int
+    newest: int
+    # Of the draft at a position.
+    spec: Callable[[int], SampleSpec]
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
 
 
 class Job(ABC):
@@ -28,6 +46,8 @@ class Job(ABC):
         # When the command arrived (time.perf_counter).
         self.arrived_s = time.perf_counter()
         self._computed_s = 0.0
+        # Of that, the draft head's part.
+        self.drafting_s = 0.0
         # What it raised when it took its samples.
         self.failure: Exception | None = None
 
@@ -69,6 +89,11 @@ class Job(ABC):
 
     def on_finish(self) -> None:  # noqa: B027 most jobs have no one to tell
         """Called once `is_done`, before the answer goes out."""
+
+    @property
+    def next_drafts(self) -> NextDrafts | None:
+        """What the model's draft head is to add, once `is_done`."""
+        return None
 
     def tokens_before(self, row: int) -> TokensBefore | None:
         """Returns the tokens up to pending token `row`; None if the request has no penalties."""
@@ -122,6 +147,10 @@ class Job(ABC):
     def count_step(self, duration_s: float) -> None:
         self._computed_s += duration_s
 
+    def count_drafting(self, duration_s: float) -> None:
+        """Counts what a draft head took of a step that is still to be counted."""
+        self.drafting_s += duration_s
+
     @property
     def queued_us(self) -> int:
         """Microseconds since the command's arrival, minus this job's engine steps."""
@@ -129,5 +158,10 @@ class Job(ABC):
 
     @property
     def compute_us(self) -> int:
-        """Microseconds of this job's engine steps."""
-        return int(self._computed_s * 1e6)
+        """Microseconds of this job's engine steps, without the draft head's part."""
+        return int((self._computed_s - self.drafting_s) * 1e6)
+
+    @property
+    def drafting_us(self) -> int:
+        """Microseconds that a draft head took of this job's engine steps."""
+        return int(self.drafting_s * 1e6)

@@ -32,7 +32,7 @@ class Usage:
         self.jobs += 1
         self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
         self.cached_tokens += job.num_cached_tokens
-        self.compute_us += job.compute_us
+        self.compute_us += job.compute_us + job.drafting_us
         self.queued_us += job.queued_us
 
 

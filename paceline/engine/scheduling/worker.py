@@ -244,13 +244,16 @@ class Worker:
         alone = [job for job in jobs if owners[job][1].runs_alone][:1]
         shares = share_budget(alone or jobs, self._max_num_batched_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
+        drafting_s = shares[0][0].drafting_s
         failed = run_step(self._runner, shares)
+        drafting_s = shares[0][0].drafting_s - drafting_s
         self._step_began_s = None
         self.num_steps += 1
         duration_s = time.perf_counter() - started_s
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
-        self.load.count_step(duration_s, num_tokens)
+        # What the forward times of its model info tell.
+        self.load.count_step(duration_s - drafting_s, num_tokens)
         if self._on_step is not None:
             self._on_step(duration_s, len(shares), num_tokens, len(failed))
         num_handed_over = 0

@@ -8,6 +8,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels import bfloat16, int8
 from paceline.engine.cpu.kernels.attention import part_address
+from paceline.engine.cpu.kernels.rows import rms_norm
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
@@ -34,7 +35,9 @@ def feed(
             rows = model.run_layers(rows, attention, plan)
         else:
             for layer, cache in zip(model.layers, attention.cache, strict=True):
-                rows = model._run_layer(layer, rows, cache, plan, part_address(x.dtype, cache))
+                eps = model.config.norm_eps
+                row = rms_norm(rows, layer.attention_norm, eps)
+                rows = layer.run(rows, row, plan, cache, part_address(x.dtype, cache), eps)
         outputs.append(rows[:size])
         position += size
     return np.concatenate(outputs)

@@ -1,13 +1,14 @@
 """A step's memory: however many tokens are sampled, few have logits at a time."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu import runner
+from paceline.engine.cpu import head_sampler, runner
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.narrow_head import NarrowHead
 from paceline.engine.cpu.runner import CpuRunner
@@ -53,6 +54,28 @@ def load_draft(name: str) -> CpuLlama:
     return model
 
 
+def test_a_draft_head_that_fails_costs_no_job_its_result() -> None:
+    model = load_llama("dummy:tiny")
+    attention = model.make_cache(8, BLOCK_SIZE)
+    pool = BlockPool(8, BLOCK_SIZE, attention.copy_blocks)
+
+    def forward(batch: Any, attention: Any, plan: Any) -> Any:
+        return model.forward_with_states(batch, attention, plan, (1,))
+
+    failing = Mock(forward=forward, run=Mock(side_effect=RuntimeError("the head fails")))
+    runner, results = CpuRunner(model, attention, failing), []
+    for _ in range(2):
+        options = SequenceOptions(SamplingParams(seed=0), NUM_TOKENS, (), uses_draft_head=True)
+        sequence = Sequence(options, pool)
+        sequence.reserve(NUM_TOKENS)
+        job = Sampled(sequence, list(range(NUM_TOKENS)))
+        runner.step([(job, NUM_TOKENS)])
+        results.append(job.result)
+    assert results[0] == results[1]
+    # It is not tried again.
+    assert failing.run.call_count == 1
+
+
 @pytest.mark.parametrize("load", [load_llama, load_modules, load_draft])
 def test_a_step_holds_few_tokens_logits_and_samples_the_same(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("dummy:tiny")
@@ -79,13 +102,13 @@ def test_a_step_holds_few_tokens_logits_and_samples_the_same(load: Any, monkeypa
         return [job.result for job in jobs]
 
     sampled: list[int] = []
-    sample_rows = runner.sample_rows
+    sample_rows = head_sampler.sample_rows
 
     def count_sampled(sampler: Any, rows: torch.Tensor, specs: list[SampleSpec]) -> Any:
         sampled.append(len(rows))
         return sample_rows(sampler, rows, specs)
 
-    monkeypatch.setattr(runner, "sample_rows", count_sampled)
+    monkeypatch.setattr(head_sampler, "sample_rows", count_sampled)
     whole = step()
     assert (num_rows, sampled) == ([34], [34])
     num_rows.clear()

@@ -73,6 +73,8 @@ class Scoring(NamedTuple):
     cap: float
     # [heads] float32: each head's score without a value, which takes a part of the weight; [0]: none.
     sinks: Array = NO_SINKS
+    # The first position that a row sees, unless its own comes before it.
+    first: int = 0
 
 
 @compiled()
@@ -210,7 +212,7 @@ def _attend(
             scale_scores(cache, place, head, scores[index])
             _weigh(
                 scores[index],
-                max(0, own - window + 1),
+                min(own, max(0, own - window + 1, scoring.first - start)),
                 min(block_size, own + 1),
                 cap,
                 index,

@@ -1,0 +1,157 @@
+"""A target that drafts for itself: what a draft head computes after each of the target's steps.
+
+The head's keys and values are one more layer of the target's blocks, and so is the hidden state that it reads of each
+position. Position t of the head depends on the tokens up to t alone. So prefix hits, forks, truncation, eviction and replay
+need no rule of their own: a sequence's blocks hold what the head has read of its tokens. Rejected drafts alone may be followed
+by the head's own, until they are truncated.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.engine.arrays import Array
+from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cpu.eagle3 import CpuEagle3
+from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
+from paceline.engine.cpu.kernels.attention import AttentionPlan
+from paceline.engine.cpu.kernels.memory import map_region
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention, KvShape, make_layout
+from paceline.engine.sampling.specs import Argmax, ConfidentSample
+from paceline.engine.scheduling.job import Job, NextDrafts
+from paceline.sampling_params import SamplingParams
+
+# Sizes at which a forward pass of the head is timed, if a block holds as many tokens.
+TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+REPEATS = 3
+
+
+def head_block_bytes(layer: KvShape, hidden_size: int, block_size: int, dtype: np.dtype[Any], kv: np.dtype[Any]) -> int:
+    """Returns what a head adds to a block."""
+    return make_layout(layer, 1, block_size, kv).block_bytes + block_size * hidden_size * dtype.itemsize
+
+
+class HeadDrafting:
+    def __init__(
+        self,
+        model: CpuLlama,
+        head: CpuEagle3,
+        num_blocks: int,
+        block_size: int,
+        dtype: np.dtype[Any],
+        kv_dtype: np.dtype[Any],
+    ) -> None:
+        self._model, self._head, self._block_size = model, head, block_size
+        self._attention = CpuPagedAttention(head.config.layer, num_blocks, block_size, kv_dtype, num_layers=1)
+        num_bytes = num_blocks * block_size * head.hidden_size * dtype.itemsize
+        # What the head reads of each position: [num_blocks, block_size, hidden_size].
+        self._hidden = map_region(num_bytes)[:num_bytes].view(dtype).reshape(num_blocks, block_size, -1)
+        self._sampler = HeadSampler(head.head)
+
+    def forward(self, batch: Batch, attention: Any, plan: AttentionPlan) -> tuple[Array, list[Array]]:
+        """Runs the target's layers. Returns the wanted tokens' rows, and the hidden states that `run` takes."""
+        return self._model.forward_with_states(batch, attention, plan, self._head.config.taps)
+
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        self._attention.copy_blocks(sources, destinations)
+        self._hidden[destinations] = self._hidden[sources]
+
+    def run(self, shares: Sequence[tuple[Job, int]], batch: Batch, states: list[Array]) -> None:
+        """Reads what a step has fed, and drafts what the jobs ask for. To be called once they have taken their samples.
+
+        states: the target's hidden states of the batch, [num_tokens, hidden_size] each.
+        """
+        started_s = time.perf_counter()
+        reading = [
+            (job, span)
+            for (job, _), span in zip(shares, batch.spans, strict=True)
+            if job.sequence.options.uses_draft_head
+        ]
+        self._keep(states, [span for _, span in reading])
+        builder = BatchBuilder()
+        drafting: list[tuple[NextDrafts, TokenSpan]] = []
+        for job, span in reading:
+            first, known = span.position, job.sequence.tokens[span.position : span.position + span.num_tokens]
+            if (wanted := job.next_drafts) is not None:
+                # A step may have fed rejected drafts alone.
+                first = min(first, wanted.position - 1)
+                known = [*job.sequence.tokens[first : wanted.position - 1], wanted.newest]
+                drafting.append((wanted, span))
+            builder.add(known, first, span.blocks, [False] * (len(known) - 1) + [wanted is not None])
+        read = builder.build(builder.num_tokens)
+        outputs = self._forward(read.tokens, self._before(read.spans), read.spans)[read.wanted]
+        while drafting:
+            goes_on = self._draft(outputs, [wanted for wanted, _ in drafting])
+            drafting, outputs = [each for each, more in zip(drafting, goes_on, strict=True) if more], outputs[goes_on]
+            if not drafting:
+                break
+            spans = [
+                TokenSpan(row, 1, wanted.position + len(wanted.tokens) - 1, span.blocks)
+                for row, (wanted, span) in enumerate(drafting)
+            ]
+            outputs = self._forward(np.array([wanted.tokens[-1] for wanted, _ in drafting]), outputs, spans)
+        seconds = time.perf_counter() - started_s
+        for job, _ in shares:
+            # All of them waited for it.
+            job.count_drafting(seconds)
+
+    def warm_up(self, batch: Batch, states: list[Array]) -> None:
+        """Prepares kernels for this number of rows. Writes to the first block."""
+        self._keep(states, batch.spans)
+        self._measure(0, min(len(batch.spans[0].blocks) * self._block_size, batch.spans[0].num_tokens))
+
+    def measure(self, block: int) -> list[tuple[int, float]]:
+        """Returns (rows, seconds) of the head's forward passes, with a draft of each row. `block`: one that is free."""
+        sizes = [size for size in TIMED_ROWS if size <= self._block_size]
+        found = [(size, min(self._measure(block, size) for _ in range(REPEATS))) for size in sizes]
+        return [(size, min(seconds for other, seconds in found if other >= size)) for size, _ in found]
+
+    def _measure(self, block: int, num_rows: int) -> float:
+        spans = [TokenSpan(row, 1, row, [block]) for row in range(num_rows)]
+        spec = Argmax(SamplingParams(temperature=0, seed=0), (), wants_confidence=True)
+        drafts = [NextDrafts(1, 0.0, 1, 0, lambda _: spec) for _ in spans]
+        hidden = np.zeros((num_rows, self._head.hidden_size), self._hidden.dtype)
+        started_s = time.perf_counter()
+        self._draft(self._forward(np.zeros(num_rows, np.int64), hidden, spans), drafts)
+        return time.perf_counter() - started_s
+
+    def _forward(self, tokens: Array, hidden: Array, spans: list[TokenSpan]) -> Array:
+        return self._head.forward(tokens, hidden, self._attention, self._attention.plan(spans))
+
+    def _keep(self, states: list[Array], spans: Sequence[TokenSpan]) -> None:
+        """Keeps what the head reads of the spans' positions. states: [num_tokens, hidden_size] each."""
+        rows = np.concatenate([span.first_token + np.arange(span.num_tokens) for span in spans])
+        places = [self._places(span, span.position) for span in spans]
+        blocks, offsets = (np.concatenate(each) for each in zip(*places, strict=True))
+        self._hidden[blocks, offsets] = self._head.fuse([each[rows] for each in states])
+
+    def _before(self, spans: Sequence[TokenSpan]) -> Array:
+        """Returns what was kept of the position before each of the spans' tokens: [num_tokens, hidden_size]."""
+        parts = []
+        for span in spans:
+            # Nothing is before position 0, which no other position attends to.
+            blocks, offsets = self._places(span, span.position - 1)
+            parts.append(self._hidden[blocks, offsets])
+        return np.concatenate(parts)
+
+    def _places(self, span: TokenSpan, first: int) -> tuple[Array, Array]:
+        positions = np.maximum(first + np.arange(span.num_tokens), 0)
+        return np.asarray(span.blocks)[positions // self._block_size], positions % self._block_size
+
+    def _draft(self, outputs: Array, drafting: Sequence[NextDrafts]) -> list[bool]:
+        """Adds a draft to each. Returns which of them go on. outputs: [num_drafting, hidden_size]."""
+        for few in parts(len(drafting), SAMPLED_BYTES // (4 * self._model.config.vocab_size)):
+            specs = [each.spec(each.position + len(each.tokens)) for each in drafting[few]]
+            samples = self._sampler.sample(self._head.logits(outputs[few]), specs)
+            for wanted, (sample, _) in zip(drafting[few], samples, strict=True):
+                assert isinstance(sample, ConfidentSample), "all specs want a confidence"
+                wanted.tokens.append(sample.token)
+                wanted.confidences.append(sample.confidence)
+        return [
+            len(each.tokens) < each.num_asked and math.prod(each.confidences) >= each.min_probability
+            for each in drafting
+        ]
