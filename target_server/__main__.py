@@ -4,6 +4,7 @@ python -m target_server [options] draft_server [options]
 """
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from draft_server.config import DraftSettings
@@ -22,7 +23,8 @@ def main() -> None:
         at = arguments.index("draft_server")
         arguments, of_draft = arguments[:at], arguments[at + 1 :]
     settings = parse_settings(TargetSettings, "target_server", arguments)
-    models = [ServedModel(settings, TARGET_ROLE, _kinds)]
+    role = replace(TARGET_ROLE, draft_head=settings.draft_head)
+    models = [ServedModel(settings, role, _kinds)]
     if of_draft is not None:
         models.insert(0, draft_model(parse_settings(DraftSettings, "draft_server", of_draft)))
     run(lambda: serve_models(models), settings.log_format, settings.log_level)

@@ -17,3 +17,8 @@ class TargetSettings(ModelServerSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     listen: ListenAddress = Field(TARGET_ADDRESS, description="HOST:PORT or unix:PATH")
+    draft_head: str = Field(
+        "auto",
+        description="CPU only: folder of a draft head (EAGLE-3) made for the model, with which it drafts for itself; "
+        "none: no head; auto: the one that comes with Paceline, if there is one",
+    )

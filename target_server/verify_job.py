@@ -20,7 +20,7 @@ from paceline.engine.sampling.specs import (
     SampleSpec,
     Score,
 )
-from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.job import Job, NextDrafts
 from paceline.grammar import Mask, allows
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.speculation_params import Rule
@@ -41,6 +41,9 @@ class VerifySpec:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     draft_next: "DraftNext | None" = None
+    # Drafts of the draft head for the next round, and the joint confidence below which it stops.
+    num_next_drafts: int = 0
+    next_min_probability: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,14 @@ class VerifyJobResult:
     prompt_logprobs: list[RowLogprobs]
     # The first position without any token to sample. It matters only if the text reaches it.
     first_invalid_position: int | None
+    # What the draft head has drafted behind the newest token, if it was asked to.
+    next_drafts: NextDrafts | None
     # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
     compute_us: int
+    # Of the draft head.
+    drafting_us: int
 
 
 class VerifyJob(Job):
@@ -93,6 +100,7 @@ class VerifyJob(Job):
         is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere
         # The spec of all sampled rows, if it is the same: one object, which the runner looks at once.
         self._only_spec = Argmax(sampling, (), num_logprobs=spec.num_logprobs) if is_plain else None
+        self._next_drafts: NextDrafts | None = None
         self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
 
     def specs(self, num_tokens: int) -> list[SampleSpec | None]:
@@ -109,17 +117,45 @@ class VerifyJob(Job):
 
     def absorb(self, samples: list[Sample]) -> None:
         self._samples += [each for each in samples if each is not None]
+        if self.is_done and self._verify_spec.num_next_drafts:
+            self._next_drafts = self._plan_next()
 
     def on_finish(self) -> None:
         if (draft_next := self._verify_spec.draft_next) is None:
             return
+        position, newest = self._newest()
+        num_kept = min(draft_next.cache_length, position)
+        draft_next.propose(num_kept, [*self.sequence.tokens[num_kept:position], newest])
+
+    @property
+    def next_drafts(self) -> NextDrafts | None:
+        return self._next_drafts
+
+    def _newest(self) -> tuple[int, int]:
+        """Returns the position and the token that end the round: all before it is in the cache."""
         num_accepted = 0
         while num_accepted < self._num_drafts and self._samples[num_accepted] == self._verify_spec.drafts[num_accepted]:
             num_accepted += 1
-        num_kept = min(draft_next.cache_length, self._round_start + num_accepted)
         newest = self._samples[num_accepted]
         assert isinstance(newest, int), "only lenience and `rejection` sample otherwise"
-        draft_next.propose(num_kept, [*self.sequence.tokens[num_kept : self._round_start + num_accepted], newest])
+        return self._round_start + num_accepted, newest
+
+    def _plan_next(self) -> NextDrafts | None:
+        """Returns None if the text is over."""
+        position, newest = self._newest()
+        options, spec = self.sequence.options, self._verify_spec
+        ends = {*options.eos_token_ids, *options.sampling.stop_token_ids}
+        if not ends.isdisjoint((*spec.drafts[: position - self._round_start], newest)):
+            return None
+        extra: Any = {"wants_confidence": True}
+
+        def draft_spec(at: int) -> SampleSpec:
+            common = options.sampling, options.banned_token_ids(at)
+            if options.sampling.is_greedy:
+                return Argmax(*common, **extra)
+            return GumbelMax(*common, match_key(options.seed, at), **extra)
+
+        return NextDrafts(spec.num_next_drafts, spec.next_min_probability, position + 1, newest, draft_spec)
 
     @property
     def expects_peer_work(self) -> bool:
@@ -150,6 +186,8 @@ class VerifyJob(Job):
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             compute_us=self.compute_us,
+            drafting_us=self.drafting_us,
+            next_drafts=self._next_drafts,
         )
 
     def _score(self, row: int) -> SampleSpec:

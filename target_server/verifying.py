@@ -39,6 +39,7 @@ class Verifying(JobKind):
         """`draft`: of the draft model in this process, if there is one."""
         super().__init__(engine)
         self._draft = draft
+        self._has_draft_head = engine.draft_head is not None
 
     def parse(self, command: model_pb2.Command) -> Start:
         verify = command.verify
@@ -58,17 +59,22 @@ class Verifying(JobKind):
             num_logprobs=_num_logprobs(verify, "logprobs"),
             num_prompt_logprobs=_num_logprobs(verify, "prompt_logprobs"),
             draft_next=self._draft_next(verify.next_propose) if verify.HasField("next_propose") else None,
+            num_next_drafts=verify.num_next_drafts,
+            next_min_probability=verify.next_min_probability,
         )
         require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
-        if spec.draft_next is not None:
-            is_plain = rule is Rule.MATCH and spec.lenience == 1
-            require(is_plain, "next_propose", "set", "left out under `rejection` and with lenience")
+        if spec.draft_next is not None or spec.num_next_drafts:
+            is_plain, field = rule is Rule.MATCH and spec.lenience == 1, "num_next_drafts"
+            field = "next_propose" if spec.draft_next is not None else field
+            require(is_plain, field, "set", "left out under `rejection` and with lenience")
+        self._check_next_drafts(spec)
         return Start(
             command.command_id,
             command.sequence_id,
             position=verify.position,
             tail=tail,
-            num_more=len(drafts),
+            # Drafts of the draft head take a place as well, for as long as it drafts.
+            num_more=len(drafts) + spec.num_next_drafts,
             # The last tail token must be fed for its logits. To score the prompt, all must be fed.
             num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
             make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
@@ -107,6 +113,18 @@ class Verifying(JobKind):
         verify_result.cached_tokens = result.cached_tokens
         verify_result.queued_us = result.queued_us
         verify_result.compute_us = result.compute_us
+        verify_result.drafting_us = result.drafting_us
+        if (following := result.next_drafts) is not None:
+            verify_result.next_drafts.first_position = following.position
+            verify_result.next_drafts.tokens.extend(following.tokens)
+            verify_result.next_drafts.confidences = floats_to_bytes(np.array(following.confidences))
+
+    def _check_next_drafts(self, spec: VerifySpec) -> None:
+        """Raises InvalidArgument."""
+        asked, probability = spec.num_next_drafts, spec.next_min_probability
+        require(asked <= MAX_DRAFT_TOKENS, "num_next_drafts", asked, f"in [0, {MAX_DRAFT_TOKENS}]")
+        require(not asked or self._has_draft_head, "num_next_drafts", asked, "0: the server has no draft head")
+        require(0 <= probability <= 1, "next_min_probability", probability, "in [0, 1]")
 
     def _draft_next(self, wanted: verify_pb2.NextPropose) -> DraftNext:
         """Raises InvalidArgument."""

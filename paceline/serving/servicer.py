@@ -14,6 +14,7 @@ import grpc.aio
 from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
+from paceline.engine.forward_times import MeasuredTimes
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, OpenAck, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
@@ -68,7 +69,7 @@ class ModelServicer:
         self._allowed_commands = f"one of open, fork, truncate, release, {', '.join(self._kinds)} at a {role} server"
         model = engine.model
         self._grammars = GrammarEngine(engine.tokenizer_files["tokenizer.json"], model.vocab_size, model.eos_token_ids)
-        self._forward_times: asyncio.Task[list[tuple[int, float]]] | None = None
+        self._forward_times: asyncio.Task[MeasuredTimes] | None = None
         self._sessions: dict[str, EngineSession] = {}
         self._streams: set[Stream] = set()
         self._is_draining = False
@@ -102,7 +103,11 @@ class ModelServicer:
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         engine = self._engine
-        forward_times = await self.forward_times()
+        times, head = await self.forward_times(), engine.draft_head
+        draft_head = None if head is None else model_pb2.DraftHead(
+            name=head.name, format=head.format, weights_fingerprint=head.weights_fingerprint,
+            forward_times=_forward_times(times.of_head),
+        )  # fmt: skip
         return model_pb2.ModelInfo(
             name=engine.config.model,
             dtype=engine.config.dtype,
@@ -126,18 +131,16 @@ class ModelServicer:
             device_ids=engine.device_ids,
             max_num_batched_tokens=engine.config.max_num_batched_tokens,
             kv_cache_dtype=engine.config.kv_dtype,
-            forward_times=[
-                model_pb2.ForwardTime(num_tokens=num_tokens, microseconds=seconds * 1e6)
-                for num_tokens, seconds in forward_times
-            ],
+            forward_times=_forward_times(times.of_model),
+            draft_head=draft_head,
             num_mask_tokens=engine.num_masks,
             multi_steps=engine.multi_steps,
             grammar_engine=GRAMMAR_ENGINE,
             role=self._role,
         )
 
-    async def forward_times(self) -> list[tuple[int, float]]:
-        """Returns (tokens, seconds) of forwards, measured at the first call: while services start, they disturb each other.
+    async def forward_times(self) -> MeasuredTimes:
+        """Returns the times of forwards, measured at the first call: while services start, they disturb each other.
 
         For a large model on a busy machine that takes longer than a caller waits: the next call finds what this one began.
         """
@@ -146,9 +149,9 @@ class ModelServicer:
             times = self._forward_times = asyncio.create_task(self._measure())
         return await asyncio.shield(times)
 
-    async def _measure(self) -> list[tuple[int, float]]:
+    async def _measure(self) -> MeasuredTimes:
         times = await self._engine.worker.call(self._engine.measure_forward_times)
-        self._engine.worker.load.expect(times)
+        self._engine.worker.load.expect(times.of_model)
         return times
 
     async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -261,7 +264,8 @@ class ModelServicer:
         try:
             match message.WhichOneof("command"):
                 case "open":
-                    options = replace(_options(message.open), vocabulary=vocabulary)
+                    uses_draft_head = message.open.uses_draft_head and self._engine.draft_head is not None
+                    options = replace(_options(message.open), vocabulary=vocabulary, uses_draft_head=uses_draft_head)
                     if message.open.grammar:
                         require(vocabulary is None, "grammar", "set", "left out with a SharedVocabulary")
                         grammar = self._grammars.grammar(
@@ -329,6 +333,10 @@ def _fill(message: model_pb2.Answer, result: PacelineError | OpenAck, cache_leng
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
     fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
     log.info("sequence opened", extra=with_fields(**fields))
+
+
+def _forward_times(measured: Sequence[tuple[int, float]]) -> list[model_pb2.ForwardTime]:
+    return [model_pb2.ForwardTime(num_tokens=size, microseconds=seconds * 1e6) for size, seconds in measured]
 
 
 def _options(message: model_pb2.Open) -> SequenceOptions:

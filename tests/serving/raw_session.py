@@ -151,4 +151,6 @@ def substance_of(answer: Any) -> Any:
     substance.ClearField("queued_us")
     substance.ClearField("compute_us")
     substance.ClearField("cached_tokens")
+    if kind == "verify_result":
+        substance.ClearField("drafting_us")
     return substance

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from paceline.engine.forward_times import MeasuredTimes
 from paceline.serving.servicer import ModelServicer
 
-TIMES = [(1, 0.01), (2, 0.02)]
+TIMES = MeasuredTimes([(1, 0.01), (2, 0.02)], [])
 
 
 class Measurements:
@@ -46,7 +47,7 @@ async def test_a_measurement_outlasts_a_caller_who_leaves() -> None:
         await asyncio.wait_for(servicer.forward_times(), 0.05)
     measurements.end.set()
     assert await servicer.forward_times() == await servicer.forward_times() == TIMES
-    assert measurements.expected == [TIMES]
+    assert measurements.expected == [TIMES.of_model]
 
 
 async def test_a_measurement_that_failed_is_made_again() -> None:

@@ -1,0 +1,264 @@
+"""A target server with a draft head drafts behind each round: the same, whatever its cache went through."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.rpc.model_messages import floats_from_bytes
+from tests.conftest import TINY
+from tests.draft_heads import write_head
+from tests.hosted import Host, RefusedStart
+from tests.serving.raw_session import RawSession, opening, release, truncate, verify
+
+MATCH, INVALID_ARGUMENT = 1, 3
+BLOCK_SIZE, NUM_NEXT = 8, 5
+PROMPT = [number * 37 % 500 for number in range(29)]
+
+
+@pytest.fixture(scope="session")
+def heads_address(host: Host, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("head")
+    write_head(folder / "head")
+    address = f"unix:{folder}/target.sock"
+    options = (*TINY, "--block-size", str(BLOCK_SIZE), "--draft-head", str(folder / "head"))
+    # Of a prompt and many drafts a step feeds a part.
+    options = (*options, "--max-num-batched-tokens", "32")
+    host.start("target_server", "--listen", address, *options)
+    return address
+
+
+@pytest.fixture
+def target(heads_address: str) -> Iterator[RawSession]:
+    session = RawSession(SimpleNamespace(address=heads_address))  # type: ignore[arg-type]
+    yield session
+    session.close()
+
+
+class Opened:
+    """A sequence of its own: no other shares its prefixes, unless they have one salt."""
+
+    number = 0
+
+    def __init__(
+        self, target: RawSession, temperature: float = 0.0, salt: str | None = None, uses_head: bool = True
+    ) -> None:
+        Opened.number += 1
+        self.target, self.id, self.length = target, target.next_sequence_id(), 0
+
+        def fill(command: Any) -> None:
+            opening(temperature)(command)
+            command.open.cache_salt = f"own {Opened.number}" if salt is None else salt
+            command.open.uses_draft_head = uses_head
+
+        target.ask(self.id, fill)
+
+    def verify(self, tail: list[int], drafts: list[int] = (), num_next: int = NUM_NEXT, least: float = 0.0) -> Any:
+        def fill(command: Any) -> None:
+            verify(self.length, tail, list(drafts), rule=MATCH)(command)
+            command.verify.num_next_drafts, command.verify.next_min_probability = num_next, least
+
+        answer = self.target.ask(self.id, fill)
+        assert answer.WhichOneof("answer") == "verify_result", answer
+        self.length += len(tail) + len(drafts)
+        return answer.verify_result
+
+    def truncate(self, length: int) -> None:
+        self.target.send(self.id, truncate(length))
+        self.length = length
+
+
+class Confidences(list[float]):
+    """Equal up to what the rows beside them change."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Confidences)
+        return list(self) == pytest.approx(list(other), rel=1e-4)
+
+
+def drafts_of(result: Any) -> tuple[int, list[int], Confidences]:
+    following = result.next_drafts
+    confidences = floats_from_bytes(following.confidences, "confidences", len(following.tokens))
+    return following.first_position, list(following.tokens), Confidences(confidences.tolist())
+
+
+def fresh(target: RawSession, context: list[int], temperature: float = 0.0) -> tuple[list[int], Any]:
+    """The target's token behind a context, and what is drafted behind that, of a new sequence that reads all at once."""
+    result = Opened(target, temperature).verify(context)
+    return list(result.tokens), drafts_of(result)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("num_accepted", range(4))
+def test_drafts_follow_the_accepted_ones_and_the_target_s_token(
+    target: RawSession, num_accepted: int, temperature: float
+) -> None:
+    sequence, context = Opened(target, temperature), [*PROMPT]
+    [newest] = sequence.verify(context).tokens
+    context.append(newest)
+    drafts: list[int] = []
+    for _ in range(3):
+        drafts += fresh(target, [*context, *drafts], temperature)[0]
+    if num_accepted < 3:
+        drafts[num_accepted] = (drafts[num_accepted] + 1) % 500
+    result = sequence.verify([newest], drafts)
+    decided = [*context, *result.tokens[: num_accepted + 1]]
+    assert decided[len(context) : -1] == drafts[:num_accepted]
+    position, tokens, _ = drafts_of(result)
+    assert (position, len(tokens)) == (len(decided), NUM_NEXT)
+    tokens_there, expected = fresh(target, decided[:-1], temperature)
+    assert tokens_there == decided[-1:]
+    assert drafts_of(result) == expected
+
+
+def test_no_rejected_draft_is_remembered(target: RawSession) -> None:
+    """Rounds of wrong drafts, with and without drafts of the head's own behind them."""
+    sequence, context = Opened(target), [*PROMPT]
+    context += sequence.verify(context).tokens
+    for number in range(12):
+        wrong = [(number * 11 + each) % 500 for each in range(number % 5)]
+        sequence.truncate(min(sequence.length, len(context) - 1))
+        result = sequence.verify(context[sequence.length :], wrong, num_next=0 if number % 3 == 1 else NUM_NEXT)
+        accepted = 0
+        while accepted < len(wrong) and result.tokens[accepted] == wrong[accepted]:
+            accepted += 1
+        context += result.tokens[: accepted + 1]
+        if number % 3 != 1:
+            assert drafts_of(result) == fresh(target, context[:-1])[1]
+
+
+@pytest.mark.parametrize("num_wrong", [2, 3, 5, 12])
+def test_a_round_in_two_steps_drafts_alike(target: RawSession, num_wrong: int) -> None:
+    """Its second step feeds rejected drafts alone, or a part of them."""
+    result = Opened(target).verify(PROMPT, [1] * num_wrong)
+    assert result.tokens[0] != 1
+    assert drafts_of(result) == fresh(target, PROMPT)[1]
+
+
+def test_nothing_is_drafted_behind_the_end(target: RawSession) -> None:
+    [newest] = fresh(target, PROMPT)[0]
+    for name in ("eos_token_ids", "stop_token_ids"):
+        sequence = Opened(target)
+        ended = target.next_sequence_id()
+
+        def fill(command: Any, name: str = name) -> None:
+            opening(0.0)(command)
+            command.open.uses_draft_head = True
+            place = command.open if name == "eos_token_ids" else command.open.sampling
+            getattr(place, name).append(newest)
+
+        target.ask(ended, fill)
+        sequence.id = ended
+        result = sequence.verify(PROMPT)
+        assert (list(result.tokens), list(result.next_drafts.tokens)) == ([newest], [])
+
+
+@pytest.mark.parametrize("num_shared", range(BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+def test_a_prefix_that_was_cached_drafts_alike(target: RawSession, num_shared: int) -> None:
+    salt = f"shared {num_shared}"
+    context = [*PROMPT[:num_shared], *((each * 5 + 1) % 500 for each in PROMPT[num_shared:])]
+    first = Opened(target, salt=salt)
+    first.verify(PROMPT, num_next=0)
+    target.send(first.id, release)
+    result = Opened(target, salt=salt).verify(context)
+    assert result.cached_tokens == num_shared // BLOCK_SIZE * BLOCK_SIZE
+    assert drafts_of(result) == fresh(target, context)[1]
+
+
+def test_what_others_have_read_is_no_prefix(target: RawSession) -> None:
+    """The head has not read a sequence that does not use it, so its blocks have nothing of the head."""
+    others = Opened(target, salt="others", uses_head=False)
+    others.verify(PROMPT, num_next=0)
+    target.send(others.id, release)
+    result = Opened(target, salt="others").verify(PROMPT)
+    assert result.cached_tokens == 0
+    assert drafts_of(result) == fresh(target, PROMPT)[1]
+
+
+@pytest.mark.parametrize("length", range(BLOCK_SIZE, 2 * BLOCK_SIZE + 1))
+def test_a_fork_drafts_alike(target: RawSession, length: int) -> None:
+    parent, child = Opened(target), Opened(target)
+    parent.verify(PROMPT)
+
+    def fork(command: Any) -> None:
+        command.fork.parent_sequence_id, command.fork.length = parent.id, length
+
+    target.send(child.id, fork)
+    child.length = length
+    of_child, of_parent = child.verify([7, 8, 9]), parent.verify([3, 4])
+    assert drafts_of(of_child) == fresh(target, [*PROMPT[:length], 7, 8, 9])[1]
+    assert drafts_of(of_parent) == fresh(target, [*PROMPT, 3, 4])[1]
+
+
+def test_several_sequences_draft_as_each_alone(target: RawSession) -> None:
+    contexts = [PROMPT[: 5 + 6 * number] for number in range(5)]
+    sequences = [Opened(target, uses_head=number != 2) for number in range(5)]
+
+    def asking(context: list[int], num_next: int) -> Any:
+        def fill(command: Any) -> None:
+            verify(0, context, rule=MATCH)(command)
+            command.verify.num_next_drafts = num_next
+
+        return fill
+
+    commands = [
+        (each.id, asking(context, number))
+        for number, (each, context) in enumerate(zip(sequences, contexts, strict=True))
+    ]
+    answers = [target.answer(each).verify_result for each in target.send_together(commands)]
+    for number, (answer, context) in enumerate(zip(answers, contexts, strict=True)):
+        _, tokens, _ = fresh(target, context)[1]
+        assert list(answer.next_drafts.tokens) == ([] if number == 2 else tokens[:number])
+
+
+def test_drafting_stops_where_it_is_not_sure(target: RawSession) -> None:
+    [everything] = [Opened(target).verify(PROMPT)]
+    confidences = floats_from_bytes(everything.next_drafts.confidences, "confidences", NUM_NEXT)
+    least = float(confidences[0] * confidences[1] * 0.99)
+    stopped = Opened(target).verify(PROMPT, least=least).next_drafts
+    assert list(stopped.tokens) == list(everything.next_drafts.tokens[:3])
+
+
+def test_what_can_not_be_drafted_is_refused_by_name(target: RawSession) -> None:
+    def asking(**fields: Any) -> Any:
+        def fill(command: Any) -> None:
+            verify(0, PROMPT, [1], rule=fields.pop("rule", MATCH))(command)
+            for name, value in fields.items():
+                setattr(command.verify, name, value)
+
+        return fill
+
+    cases = {
+        "num_next_drafts is 17; it must be in [0, 16]": asking(num_next_drafts=17),
+        "next_min_probability is 2.0; it must be in [0, 1]": asking(num_next_drafts=1, next_min_probability=2),
+        "num_next_drafts is 'set'; it must be left out under `rejection`": asking(num_next_drafts=1, rule=2),
+        "num_next_drafts is 'set'; it must be left out under": asking(num_next_drafts=1, lenience=0.5),
+    }
+    for said, fill in cases.items():
+        failure = target.ask(Opened(target).id, fill).failure
+        assert failure.status.code == INVALID_ARGUMENT
+        assert said in failure.status.message
+    assert target.describe().draft_head.format == "eagle3"
+    assert [each.num_tokens for each in target.describe().draft_head.forward_times] == [1, 2, 4, 8]
+
+
+def test_a_target_without_a_head_refuses(host: Host, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/target.sock"
+    host.start("target_server", "--listen", address, *TINY)
+    session = RawSession(SimpleNamespace(address=address))  # type: ignore[arg-type]
+    sequence = Opened(session)
+
+    def fill(command: Any) -> None:
+        verify(0, PROMPT, rule=MATCH)(command)
+        command.verify.num_next_drafts = 1
+
+    assert "no draft head" in session.ask(sequence.id, fill).failure.status.message
+    assert not session.describe().HasField("draft_head")
+    session.close()
+
+
+def test_a_head_that_is_not_there_ends_the_start(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(RefusedStart, match="draft_head '/nowhere'"):
+        host.start("target_server", "--listen", f"unix:{tmp_path}/t.sock", *TINY, "--draft-head", "/nowhere")
