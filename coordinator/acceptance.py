@@ -65,6 +65,9 @@ class Proposal:
     is_forced: list[bool] = field(default_factory=list)
     # Adds the next Propose to the round's Verify, given the link to the target (`coordinator.drafters.following`).
     ask_next: Callable[[Any, Any], None] | None = None
+    # Drafts that the target's head is to make behind the round, and the joint confidence below which it stops.
+    num_next: int = 0
+    next_min_probability: float = 0.0
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -66,7 +66,7 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
         entropies=list(proposal.report.entropies),
         smoothed_entropies=list(proposal.report.smoothed_entropies),
         allowed_draft_tokens=list(proposal.report.allowed_draft_tokens),
-        draft_us=proposal.report.compute_us,
+        draft_us=proposal.report.compute_us + verify_result.report.drafting_us,
         target_us=verify_result.report.compute_us,
         queued_us=queued_us,
         rpc_us=max(0, int((finished.propose_s + finished.verify_s) * 1e6) - compute_us - queued_us),

@@ -47,6 +47,17 @@ class DraftReport:
 
 
 @dataclass(frozen=True, slots=True)
+class NextDrafts:
+    """What the target's draft head has drafted behind a round."""
+
+    # Of the first draft.
+    position: int
+    tokens: Sequence[int]
+    # The head's probability of each.
+    confidences: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     # Prefix tokens found in the target's cache.
     cached_tokens: int = 0
@@ -54,6 +65,9 @@ class VerifyReport:
     queued_us: int = 0
     # In the prompt's round if requested: one per prompt token from the second on.
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    # For the next round, if the proposal asked for them; and what they took besides `compute_us`.
+    next_drafts: NextDrafts | None = None
+    drafting_us: int = 0
 
 
 NO_DRAFT_REPORT = DraftReport()

@@ -11,7 +11,7 @@ from paceline.checks import with_known
 from paceline.grammar import Grammar
 from paceline.noise import derive_seed, fresh_seed
 from paceline.sampling_params import SamplingParams
-from paceline.speculation_params import Bounds, Rule, SpeculationParams
+from paceline.speculation_params import Bounds, Drafter, Rule, SpeculationParams
 from paceline.suspicion import Fate
 
 
@@ -74,6 +74,20 @@ class Request:
         """Returns the ids that both servers ban below min_tokens."""
         eos = () if self.sampling.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.sampling.stop_token_ids))
+
+
+def may_use_head(request: Request) -> bool:
+    """Returns whether the target's draft head may draft for the request.
+
+    The server needs to know from its own draws how a round ends, and forced tokens would follow its drafts' beginning.
+    """
+    speculation, length = request.speculation, request.speculation.num_speculative_tokens
+    asks_it = speculation.drafter is Drafter.HEAD or (
+        speculation.drafter is Drafter.HYBRID and isinstance(length, Bounds)
+    )
+    is_plain = speculation.lenience == 1 and speculation.resolved_rule(request.sampling) is Rule.MATCH
+    is_used = speculation.enabled and length != 0 and request.sampling.beams == 1 and request.grammar is None
+    return asks_it and is_plain and is_used
 
 
 def requests_of_choices(request: Request) -> list[Request]:

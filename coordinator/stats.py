@@ -34,7 +34,8 @@ class Round:
 
     @property
     def verify_s(self) -> float:
-        return self.verified_s - self.proposed_s
+        """Returns the seconds of the target's answer, without what its draft head took."""
+        return self.verified_s - self.proposed_s - self.verify_result.report.drafting_us / 1e6
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class GenerationStats:
             for (name, draft_name, num_own), (_, _, num_right) in parts:
                 proposed, accepted = self.by_source.get((name, draft_name), (0, 0))
                 self.by_source[name, draft_name] = proposed + num_own, accepted + num_right
-        self.draft_us += draft.compute_us
+        self.draft_us += draft.compute_us + verify.drafting_us
         self.target_us += verify.compute_us
         self.queued_us += draft.queued_us + verify.queued_us
         self.rounds_us += int((time.perf_counter() - started_s) * 1e6)

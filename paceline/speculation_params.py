@@ -35,6 +35,7 @@ class Drafter(enum.Enum):
     NGRAM = _drafter("ngram", "n-grams of this context", only_ids=True)
     SUFFIX = _drafter("suffix", "long matches in this context and recent responses", only_ids=True)
     HYBRID = _drafter("hybrid", "whichever of these gains most", asks_model=True)
+    HEAD = _drafter("head", "the target's draft head", only_ids=True)
     CUSTOM = _drafter("custom", "the drafter of --custom-drafter")
 
     def __new__(cls, name: str, help: str = "", asks_model: bool = False, only_ids: bool = False) -> "Drafter":

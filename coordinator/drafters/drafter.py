@@ -21,6 +21,9 @@ from coordinator.remote.server_load import UNKNOWN_TIMES, ForwardTimes
 from coordinator.request import Request
 from paceline.speculation_params import Drafter as DrafterName
 
+# Prior chance that a looked-up token is accepted if those before it are.
+FIRST_LOOKUP_RATE = 0.6
+
 
 class Drafter(Protocol):
     """One generation's drafter. Only one with a cache needs more than `propose`."""
@@ -51,6 +54,11 @@ class LookupDrafter(Drafter, Protocol):
     def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
         """Returns kind and correctness of predictions since the last call."""
         ...
+
+    @staticmethod
+    def prior(kind: Hashable) -> float:
+        """Returns the chance that a token of this kind is accepted if those before it are, while none was seen."""
+        return FIRST_LOOKUP_RATE
 
 
 class ModelDrafter(Drafter, Protocol):

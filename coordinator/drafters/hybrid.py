@@ -3,6 +3,7 @@
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
+from coordinator.drafters.head import make_heads
 from coordinator.drafters.model import make_model_or_ngram, make_models
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.suffix import make_lookups
@@ -36,7 +37,8 @@ def _fixed(resources: Resources, request: Request) -> HybridDrafter:
 
 
 def _adaptive(resources: Resources, request: Request) -> DrafterSet:
-    return DrafterSet(make_lookups(resources, request), make_models(resources, request))
+    lookups = [*make_heads(resources, request), *make_lookups(resources, request)]
+    return DrafterSet(lookups, make_models(resources, request))
 
 
 FACTORY = Factory(_fixed, _adaptive)

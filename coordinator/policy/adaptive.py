@@ -11,15 +11,14 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter
 from coordinator.policy.costs import Pace
-from coordinator.policy.experience import SHARED_WEIGHT, Experience
+from coordinator.policy.experience import FIRST_WORTH, SHARED_WEIGHT, WORTH_FORGETTING, Experience
 from coordinator.policy.policy import Policy
 from coordinator.policy.source import NO_PLAN, Plan, Source
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
+from paceline.recent_mean import RecentMean
 from paceline.speculation_params import Bounds
 
-# Prior probability that a looked-up token is accepted if those before it are.
-FIRST_LOOKUP_RATE = 0.6
 # Most rounds of each generation without drafts, to learn their pace, before those with a model's.
 PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
@@ -31,9 +30,10 @@ class AdaptivePolicy(Policy):
 
     def __init__(self, drafters: DrafterSet, bounds: Bounds, experience: Experience, is_greedy: bool) -> None:
         super().__init__([*drafters.lookups, *drafters.standby, *drafters.models])
-        self._set, self._bounds, self._costs = drafters, bounds, experience.costs
+        self._set, self._bounds, self._experience, self._costs = drafters, bounds, experience, experience.costs
+        self._is_greedy = is_greedy
         self._lookup_rates = {
-            each.name: experience.rates(each.name, is_greedy, lambda kind: FIRST_LOOKUP_RATE)
+            each.name: experience.rates(each.name, is_greedy, each.prior)
             for each in (*drafters.lookups, *drafters.standby)
         }
         has_rivals = len(drafters.models) > 1
@@ -55,6 +55,9 @@ class AdaptivePolicy(Policy):
         self._last_ended_s: float | None = None
         # In this round; 0 until it is asked for.
         self._known_speed = 0.0
+        # Of what kind of rounds the head was asked for drafts in the last one, if it was, and how many it made.
+        self._asked_for: RecentMean | None = None
+        self._num_head_drafts = 0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
@@ -75,6 +78,7 @@ class AdaptivePolicy(Policy):
             reason = f"no draft pays at {self._costs.active.size} at once"
             plans = self._with_drafts(plans, sources, context)
         self._plan = plan = self._best(plans)
+        self._learn_worth()
         before, self._num_changes = self._num_changes, self._costs.note(self, plan.source is not None)
         self._is_steady = before == self._num_changes and plan.source in (None, self._newest)
         proposal = Proposal(report=DraftReport(reason=reason))
@@ -205,7 +209,37 @@ class AdaptivePolicy(Policy):
         self._costs.note(self, is_drafting=False)
         super().release()
 
+    def next_length(self) -> tuple[int, float]:
+        """Asks the head for drafts while one that is accepted is worth more than the time of one more.
+
+        A draft costs a forward pass of the head, and in the rounds that use it a row of the target's.
+        """
+        assert self._head is not None
+        size, verify_s = self._costs.active.size, self._costs.verify_s
+        # Rounds with lookups are followed by such rounds, which need no drafts of the head.
+        is_looked_up = self._plan.lookup not in (None, self._head)
+        worth = self._experience.worth((size.bit_length(), self._is_greedy, is_looked_up))
+        least = self._speed * (self._head.times(size) + verify_s(2) - verify_s(1)) * self._tokens_each
+        if self._bounds.min == 0 and (worth.value < 0 or least >= 1):
+            # Until it is tried again.
+            worth.value += WORTH_FORGETTING * (FIRST_WORTH - worth.value)
+            return 0, 0.0
+        self._asked_for = worth
+        return self._bounds.max, 0.0 if self._bounds.min else least
+
+    def _learn_worth(self) -> None:
+        """Learns what the head's drafts of this round gain, less what they took in the round before."""
+        if self._asked_for is not None and self._num_head_drafts:
+            assert self._head is not None
+            gain = self._plan.gain if self._plan.lookup is self._head else 0.0
+            seconds = self._num_head_drafts * self._head.times(self._costs.active.size)
+            self._asked_for.add(gain - self._speed * seconds)
+        self._asked_for, self._num_head_drafts = None, 0
+
     def learn(self, finished: Round) -> None:
+        super().learn(finished)
+        following = finished.verify_result.report.next_drafts
+        self._num_head_drafts = 0 if following is None else len(following.tokens)
         last_ended_s, self._last_ended_s = self._last_ended_s, finished.verified_s
         if last_ended_s is None:
             return

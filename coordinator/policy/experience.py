@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from coordinator.drafters.rates import Rates
 from coordinator.policy.costs import CostModel
+from paceline.recent_mean import RecentMean
 
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
 MEMORY, OWN_MEMORY = 0.998, 0.98
@@ -13,6 +14,9 @@ MEMORY, OWN_MEMORY = 0.998, 0.98
 FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 10.0
 # Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
 CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
+# What asking a draft head is worth: weight of the newest round, the first guess and how many rounds that counts for, and the
+# share of the way back to it that each round takes in which the head is not asked.
+WORTH_RECENT, FIRST_WORTH, FIRST_ROUNDS, WORTH_FORGETTING = 0.05, 0.1, 8, 0.004
 
 
 class Confidence:
@@ -50,12 +54,19 @@ class Experience:
 
     costs: CostModel
     _rates: dict[tuple[Hashable, bool], Rates] = field(default_factory=dict)
+    _worths: dict[Hashable, RecentMean] = field(default_factory=dict)
     _confidences: dict[tuple[Hashable, bool], Confidence] = field(default_factory=dict)
 
     def rates(self, source: Hashable, is_greedy: bool, prior: Callable[[Hashable], float]) -> Rates:
         """Returns rates for one generation, with the rates of all generations as their prior."""
         shared = self._rates.setdefault((source, is_greedy), Rates(prior, FIRST_WEIGHT, MEMORY))
         return Rates(shared.__getitem__, SHARED_WEIGHT, OWN_MEMORY, shared)
+
+    def worth(self, kind: Hashable) -> RecentMean:
+        """Returns the choices that a draft head's drafts gain behind rounds of this kind, less what they cost."""
+        if (worth := self._worths.get(kind)) is None:
+            worth = self._worths[kind] = RecentMean(WORTH_RECENT, FIRST_WORTH, FIRST_ROUNDS)
+        return worth
 
     def confidence(self, source: Hashable, is_greedy: bool) -> Confidence:
         return self._confidences.setdefault((source, is_greedy), Confidence())

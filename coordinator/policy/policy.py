@@ -14,6 +14,7 @@ from dataclasses import replace
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
+from coordinator.drafters.head import HeadDrafter
 from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
@@ -24,6 +25,7 @@ class Policy(ABC):
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
 
     async def propose(self, context: Context) -> Proposal:
         """Makes the proposal for the next round.
@@ -31,15 +33,25 @@ class Policy(ABC):
         The prompt's round has no drafts, so that the first token does not wait for the draft model to read the prompt.
         """
         if context.num_generated == 0:
-            return Proposal(report=DraftReport(reason="the prompt's round"))
-        return context.shape(await self.propose_after_prompt(context))
+            proposal = Proposal(report=DraftReport(reason="the prompt's round"))
+        else:
+            proposal = context.shape(await self.propose_after_prompt(context))
+        if self._head is not None:
+            self._head.ask(context, proposal, *self.next_length())
+        return proposal
 
     @abstractmethod
     async def propose_after_prompt(self, context: Context) -> Proposal:
         """Makes the proposal for a round after the prompt's."""
 
-    def learn(self, finished: Round) -> None:  # noqa: B027 a fixed policy has nothing to learn
+    @abstractmethod
+    def next_length(self) -> tuple[int, float]:
+        """Returns how many drafts the target's head is to make behind this round, and the joint confidence at which it stops."""
+
+    def learn(self, finished: Round) -> None:
         """Learns from a finished round."""
+        if self._head is not None:
+            self._head.take(finished.verify_result.report)
 
     def truncate(self, length: int) -> None:
         for drafter in self._drafters:
@@ -61,6 +73,9 @@ class FixedPolicy(Policy):
     async def propose_after_prompt(self, context: Context) -> Proposal:
         return await _propose(self._drafter, context, self._num_draft_tokens)
 
+    def next_length(self) -> tuple[int, float]:
+        return self._num_draft_tokens, 0.0
+
 
 class PredictionPolicy(Policy):
     """Proposes from the prediction while the output follows it, otherwise as `fallback` does."""
@@ -70,11 +85,17 @@ class PredictionPolicy(Policy):
         self._prediction = prediction
         self._num_draft_tokens = num_draft_tokens
         self._fallback = fallback
+        # Whether the output follows the prediction.
+        self._follows = False
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        if await self._prediction.match(context) >= LONG_MATCH:
+        self._follows = await self._prediction.match(context) >= LONG_MATCH
+        if self._follows:
             return await _propose(self._prediction, context, self._num_draft_tokens)
         return await self._fallback.propose_after_prompt(context)
+
+    def next_length(self) -> tuple[int, float]:
+        return (0, 0.0) if self._follows else self._fallback.next_length()
 
 
 async def _propose(drafter: Drafter, context: Context, num_draft_tokens: int) -> Proposal:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
 import grpc.aio
@@ -42,6 +42,10 @@ ANSWERS = {"propose": "proposal", "verify": "verify_result"}
 Translate = Callable[[ModelInfo, Any], Awaitable[Translation | None]]
 
 
+def _times(measured: Iterable[model_pb2.ForwardTime]) -> ForwardTimes:
+    return ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in measured])
+
+
 class Link:
     """The connection to one server. Commands are sent in order."""
 
@@ -63,6 +67,8 @@ class Link:
         self._tls = tls
         self.model_info: model_pb2.ModelInfo | None = None
         self.forward_times = UNKNOWN_TIMES
+        # Of the target's draft head; None without one.
+        self.draft_head_times: ForwardTimes | None = None
         # What the server last said of itself.
         self.load = ServerLoad()
         self._reservation = (0, 0)
@@ -275,7 +281,9 @@ class Link:
         if translation is not None:
             await call.write(model_pb2.SessionRequest(vocabulary=vocabulary_to_message(translation.shared)))
         self.model_info, self.translation = model_info, translation
-        self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in model_info.forward_times])
+        self.forward_times = _times(model_info.forward_times)
+        has_head = model_info.HasField("draft_head")
+        self.draft_head_times = _times(model_info.draft_head.forward_times) if has_head else None
         self.load = ServerLoad(num_free_blocks=model_info.free_blocks)
         self.device_ids = frozenset(model_info.device_ids)
         self.process = model_info.instance_id

@@ -11,9 +11,9 @@ from typing import TypeVar
 from coordinator.remote.link import Link
 from coordinator.remote.pending import ServerLost
 from coordinator.remote.pool import Endpoint, Pool
-from coordinator.request import Request
+from coordinator.request import Request, may_use_head
 from paceline.backoff import Backoff
-from paceline.digests import block_digests
+from paceline.digests import block_digests, salt_of_head
 from paceline.errors import ResourceExhausted, Unavailable
 from paceline.suspicion import Suspicion
 
@@ -38,7 +38,9 @@ class Placement:
         `model`: name of the one that endpoints must have, of which at least one has it; any if empty.
         """
         self._pool, self._asked_model, self._may_migrate = pool, model, endpoint is None
-        self._tokens, self._salt, self._num_new = tokens, request.cache_salt, request.max_new_tokens
+        self._tokens, self._num_new = tokens, request.max_new_tokens
+        uses_head = pool.draft_head_times is not None and may_use_head(request)
+        self._salt = salt_of_head(request.cache_salt) if uses_head else request.cache_salt
         self._known_digests: list[bytes] = []
         self.suspicion = Suspicion(f"{pool.role} server", pool.trials, request.fate)
         # The last one that the generation was open at.

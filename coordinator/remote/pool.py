@@ -146,6 +146,12 @@ class Pool:
         return next((each.link.forward_times for each in self.endpoints if each.link.is_up), UNKNOWN_TIMES)
 
     @property
+    def draft_head_times(self) -> ForwardTimes | None:
+        """Returns None if no endpoint has a draft head, or had one when it was up last."""
+        times = (each.link.draft_head_times for each in self.endpoints)
+        return next((each for each in times if each is not None), None)
+
+    @property
     def num_blocks(self) -> tuple[int, int]:
         """Returns how many blocks are free, as last said, and how many there are, at all endpoints that are up."""
         links = [(each.link, each.link.model_info) for each in self.endpoints if each.link.is_up]

@@ -34,7 +34,10 @@ ComingProposal = asyncio.Future[propose_pb2.Proposal]
 
 
 class RemoteSequence:
-    def __init__(self, placement: Placement, request: Request, sampling: SamplingParams | None = None) -> None:
+    def __init__(
+        self, placement: Placement, request: Request, sampling: SamplingParams | None = None,
+        uses_draft_head: bool = False,
+    ) -> None:  # fmt: skip
         """`placement`: shared by the sequence's forks."""
         self._placement = placement
         # The server that has it, or had it.
@@ -43,6 +46,7 @@ class RemoteSequence:
         self._open = open_to_message(
             drawn if request.noise_seed is None else with_known(drawn, seed=request.noise_seed), len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
             request.traceparent, request.grammar_text, 0 if request.grammar is None else request.grammar.num_bytes,
+            uses_draft_head,
         )  # fmt: skip
         self._sequence_id = 0
         self._epoch = 0

@@ -10,8 +10,8 @@ from coordinator.acceptance import PositionLogprobs, Proposal, VerifyResult
 from coordinator.context import Context
 from coordinator.remote.placement import Placement
 from coordinator.remote.sequence import RemoteSequence
-from coordinator.reports import VerifyReport
-from coordinator.request import Request
+from coordinator.reports import NextDrafts, VerifyReport
+from coordinator.request import Request, may_use_head
 from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.results import TokenLogprobs
@@ -25,7 +25,7 @@ class RemoteTarget:
 
     def __init__(self, placement: Placement, request: Request, timeout_s: float) -> None:
         self._placement = placement
-        self._sequence = RemoteSequence(placement, request)
+        self._sequence = RemoteSequence(placement, request, uses_draft_head=may_use_head(request))
         self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
         self._lenience = request.speculation.lenience
@@ -53,6 +53,9 @@ class RemoteTarget:
                 verify.prompt_logprobs = num_prompt_logprobs
             if proposal.ask_next is not None:
                 proposal.ask_next(self._placement.link, verify)
+            if proposal.num_next and self._placement.link.draft_head_times is not None:
+                verify.num_next_drafts = proposal.num_next
+                verify.next_min_probability = proposal.next_min_probability
 
         answer = await self._placement.retry(
             self._timeout_s,
@@ -100,7 +103,10 @@ def verify_result_from_answer(
     """Raises InvalidArgument if sizes do not match."""
     tokens, num_matched = list(answer.tokens), proposal.num_matched(rule)
     sizes = [len(support) for support in proposal.supports] if rule is Rule.REJECTION else []
-    report = VerifyReport(answer.cached_tokens, answer.compute_us, answer.queued_us)
+    report = VerifyReport(
+        answer.cached_tokens, answer.compute_us, answer.queued_us, next_drafts=_next_drafts(answer),
+        drafting_us=answer.drafting_us,
+    )  # fmt: skip
     first_invalid_position = answer.first_invalid_position if answer.HasField("first_invalid_position") else None
     _require_count("tokens", tokens, num_matched + 1)
     if not sizes:
@@ -128,6 +134,16 @@ def verify_result_from_answer(
         first_invalid_position=first_invalid_position,
         report=report,
     )
+
+
+def _next_drafts(answer: verify_pb2.VerifyResult) -> NextDrafts | None:
+    following = answer.next_drafts
+    if not following.tokens:
+        return None
+    confidences = floats_from_bytes(following.confidences, "next_drafts.confidences", len(following.tokens)).tolist()
+    # They cost no answer, whatever a head computes.
+    num = next((at for at, each in enumerate(confidences) if not 0 <= each <= 1), len(confidences))
+    return NextDrafts(following.first_position, list(following.tokens[:num]), confidences[:num])
 
 
 def _require_count(name: str, values: Sequence[Any], count: int) -> None:

@@ -3,6 +3,7 @@
 export const DRAFTERS = {
   model: "the draft model",
   hierarchical: "the draft model with n-grams",
+  head: "the target's draft head",
   ngram: "n-grams",
   suffix: "suffix matching",
   custom: "the custom drafter",

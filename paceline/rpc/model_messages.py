@@ -140,7 +140,7 @@ def draft_mode_from_message(message: Any) -> DraftMode:
 
 def open_to_message(
     sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int], cache_salt: str, request_id: str,
-    traceparent: str = "", grammar: str = "", grammar_bytes: int = 0,
+    traceparent: str = "", grammar: str = "", grammar_bytes: int = 0, uses_draft_head: bool = False,
 ) -> model_pb2.Open:  # fmt: skip
     message = model_pb2.Open(
         sampling=sampling_to_message(sampling),
@@ -151,6 +151,7 @@ def open_to_message(
         traceparent=traceparent,
         grammar=grammar,
         grammar_bytes=grammar_bytes,
+        uses_draft_head=uses_draft_head,
     )
     # The coordinator matches stop strings; they could make the message large.
     message.sampling.ClearField("stop")
