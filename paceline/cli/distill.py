@@ -25,9 +25,20 @@ def distill(
         str, typer.Option(help="target model to train a draft model for, as for a server's --model")
     ] = "smollm2-135m",
     layers: Annotated[int, typer.Option(help="number of layers of the draft model")] = 4,
+    head: Annotated[
+        bool,
+        typer.Option(
+            "--head", help="train a draft head (EAGLE-3), for a target server's --draft-head, in place of a draft model"
+        ),
+    ] = False,
+    depth: Annotated[
+        int, typer.Option(min=1, max=MAX_DRAFT_TOKENS, help="with --head: tokens of the chains to train on")
+    ] = 3,
     init_from: Annotated[
         str | None,
-        typer.Option(help="model whose first and last layers to start from, such as a draft model; default: TARGET"),
+        typer.Option(
+            help="model whose first and last layers to start from, such as a draft model, or a head to train further; default: TARGET"
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
@@ -76,7 +87,8 @@ def distill(
     seed: Annotated[int, typer.Option(help="random seed")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")] = None,
 ) -> None:
-    """Trains a draft model for TARGET: a few of its own layers, on conversations that it writes."""
+    """Trains a draft model for TARGET, a few of its own layers, or a draft head, on conversations that it writes."""
+    require(not (head and masks), "masks", masks, "0 with --head")
     require(divergence in DIVERGENCES, "divergence", divergence, " or ".join(DIVERGENCES))
     require(device in DEVICES, "device", device, " or ".join(DEVICES))
     require(tokens is None or tokens >= MIN_TOKENS, "tokens", tokens, f"at least {MIN_TOKENS}")
@@ -107,7 +119,16 @@ def distill(
     run(
         out,
         DistillConfig(
-            target, layers, init_from or target, writing, plan, device, head_size, concurrency, num_masks=masks
+            target,
+            1 if head else layers,
+            init_from or target,
+            writing,
+            plan,
+            device,
+            head_size,
+            concurrency,
+            num_masks=masks,
+            depth=depth if head else 0,
         ),
         asked,
         questions,

@@ -13,7 +13,7 @@ mask tokens and drops most of them.)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -197,7 +197,9 @@ class Objective(Protocol):
     # Depths are below this.
     num_depths: int
 
-    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning: ...
+    def read(self, backbone: Any, records: Sequence[Record], seed: int) -> Learning:
+        """`backbone`: what is trained."""
+        ...
 
 
 class NextToken:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from paceline.distillation.batches import product_dtype
 from paceline.distillation.draft import chosen_layers
+from paceline.distillation.head_distillation import HeadDistillation
 from paceline.distillation.loss import Agreement
 from paceline.distillation.run import Distillation, DistillConfig, Trained
 from paceline.engine.models.weights import load_model
@@ -33,25 +34,29 @@ def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
 
 def write_model_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
     config, plan = work.config, work.config.plan
+    is_head = config.depth > 0
     layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
+    what = f"--head --depth {config.depth}" if is_head else f"--layers {config.num_layers}"
     command = (
-        f"paceline distill --target {config.target} --layers {config.num_layers} --init-from {config.init_from} --head-size {config.head_size} "
+        f"paceline distill --target {config.target} {what} --init-from {config.init_from} --head-size {config.head_size} "
         f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
         + (f" --masks {config.num_masks}" if config.num_masks else "")
     )
     facts = {
         "target": config.target,
-        "layers": f"{config.num_layers}, initialized from {layers} of {config.init_from}; stored as int8",
+        "layers": f"one, of EAGLE-3, initialized from the last of {config.init_from}, and a norm for each hidden state"
+        if is_head
+        else f"{config.num_layers}, initialized from {layers} of {config.init_from}; stored as int8",
         "head": f"the target's, for its {config.head_size:,} most frequent tokens" if config.head_size else "whole",
-        "tokens in one forward pass": f"{config.num_masks + 1}",
+        "tokens in a chain" if is_head else "tokens in one forward pass": f"{config.depth or config.num_masks + 1}",
         "text": f"{work.corpus.num_written:,} tokens, written by the target in conversations with itself",
         "training": f"{trained.trainer.seen:,} tokens, including repeats, in {trained.trainer.spent_s / 60:.0f} minutes",
         "command": f"`{command}`",
         "license": "that of the target, from whose weights it was made",
     }
     lines = [
-        f"# A draft model for {config.target}", "",
+        f"# A draft {'head' if is_head else 'model'} for {config.target}", "",
         "Made by `paceline distill`. Embedding, head and tokenizer are the target's and not included.", "",
         *_markdown([("", ""), *facts.items()]), "",
         *_markdown([TITLES, *table(found)]), "",
@@ -78,9 +83,14 @@ def run(
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)
     console = Console(stderr=True)
-    target = load_model(config.target, product_dtype("cpu"), console.print)
-    is_new = config.init_from == config.target
-    beginning = target if is_new else load_model(config.init_from, torch.float32, console.print)
+    if config.depth:
+        kind: type[Distillation] = HeadDistillation
+        # As it is served: a head reads the states of quantized layers.
+        target = beginning = load_model(config.target, torch.bfloat16, console.print, in_place=True)
+    else:
+        kind, target = Distillation, load_model(config.target, product_dtype("cpu"), console.print)
+        is_new = config.init_from == config.target
+        beginning = target if is_new else load_model(config.init_from, torch.float32, console.print)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), tokens, TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -89,7 +99,7 @@ def run(
         def progress(name: str, share: float, tokens: int) -> None:
             bars.update(shown[name], completed=share, tokens=tokens)
 
-        work = Distillation(folder, config, target, beginning, progress)
+        work = kind(folder, config, target, beginning, progress)
         work.write([each.text for each in prompts])
         trained = work.train()
     rows = by_depth("its own conversations, held out", trained.held_out)

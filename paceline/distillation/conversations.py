@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ConfigError
 
+STATES_SUFFIX = ".states.npy"
 _MARK = "\u2063paceline\u2063"
 
 
@@ -54,6 +55,8 @@ class Record:
     written: NDArray[np.int32]  # [num_written]
     top_ids: NDArray[np.int32]  # [num_written, top]
     top_logprobs: NDArray[np.float16]  # [num_written, top], likeliest first
+    # The target's hidden states after some layers, in bfloat16, if they were kept; none at a last token that it did not read.
+    states: NDArray[np.uint16] | None = None  # [num_tokens, num_taps, hidden_size]
 
     @property
     def num_written(self) -> int:
@@ -64,7 +67,7 @@ class Record:
         """Returns the record with only the answer as written tokens."""
         first = int(np.searchsorted(self.written, self.num_prompt_tokens))
         kept = (self.written[first:], self.top_ids[first:], self.top_logprobs[first:])
-        return Record(self.tokens, self.num_prompt_tokens, *kept)
+        return Record(self.tokens, self.num_prompt_tokens, *kept, self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +104,17 @@ class Conversation:
         self._positions: list[int] = []
         self._top_ids: list[NDArray[np.int32]] = []
         self._top_logprobs: list[NDArray[np.float16]] = []
+        self._states: list[NDArray[np.uint16]] = []
         if question.is_whole:
             self._hand_over()
 
     def fed(self) -> None:
         self.tokens += self.pending
         self.pending = []
+
+    def keep(self, states: NDArray[np.uint16]) -> None:
+        """Keeps hidden states of the next tokens: [any number, num_taps, hidden_size]."""
+        self._states.append(states)
 
     def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
         """Appends a sampled token and its distribution's likeliest tokens: [top]. `ends`: it is an EOS token."""
@@ -131,7 +139,12 @@ class Conversation:
     def record(self) -> Record:
         tokens = np.array(self.tokens, np.int32)
         written = np.array(self._positions, np.int32)
-        return Record(tokens, self._num_prompt_tokens, written, np.stack(self._top_ids), np.stack(self._top_logprobs))
+        states = None
+        if self._states:
+            unread = np.zeros((len(tokens) - sum(map(len, self._states)), *self._states[0].shape[1:]), np.uint16)
+            states = np.concatenate([*self._states, unread])
+        top = np.stack(self._top_ids), np.stack(self._top_logprobs)
+        return Record(tokens, self._num_prompt_tokens, written, *top, states)
 
     def _hand_over(self) -> None:
         self.pending += self._frame.after
@@ -172,6 +185,18 @@ class Corpus:
         }
         number = int(self.shards[-1].stem.rpartition("-")[2]) + 1 if self.shards else 0
         path = self._folder / f"shard-{number:05}.safetensors"
+        # A file that is mapped: states take a thousand times as much as tokens.
+        of_states = path.with_suffix(STATES_SUFFIX)
+        of_states.unlink(missing_ok=True)
+        if records[0].states is not None:
+            shape = len(arrays["tokens"]), *records[0].states.shape[1:]
+            mapped = np.lib.format.open_memmap(of_states, "w+", np.uint16, shape)
+            end = 0
+            for record in records:
+                assert record.states is not None, "all records have states, or none"
+                mapped[end : end + len(record.tokens)] = record.states
+                end += len(record.tokens)
+            mapped.flush()
         scratch = path.with_suffix(".part")
         tensors_on_disk.save_file(arrays, scratch)
         scratch.rename(path)
@@ -182,12 +207,18 @@ def read_shard(path: Path) -> Iterator[Record]:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read
         raise ConfigError(f"{path} can't be read: {error}") from error
+    of_states = path.with_suffix(STATES_SUFFIX)
+    states = np.load(of_states, mmap_mode="r") if of_states.exists() else None
     lengths = (arrays[name].tolist() for name in ("num_tokens", "num_prompt_tokens", "num_written"))
     token, row = 0, 0
     for num_tokens, num_prompt_tokens, num_written in zip(*lengths, strict=True):
         part = slice(row, row + num_written)
-        kept = (arrays[name][part] for name in ("written", "top_ids", "top_logprobs"))
-        yield Record(arrays["tokens"][token : token + num_tokens], num_prompt_tokens, *kept)
+        written, top_ids, top_logprobs = (arrays[name][part] for name in ("written", "top_ids", "top_logprobs"))
+        mine = slice(token, token + num_tokens)
+        yield Record(
+            arrays["tokens"][mine], num_prompt_tokens, written, top_ids, top_logprobs,
+            None if states is None else states[mine],
+        )  # fmt: skip
         token += num_tokens
         row += num_written
 

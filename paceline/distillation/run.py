@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective, product_dtype
 from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
@@ -90,11 +90,12 @@ GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 
 
 def answer_greedily(
-    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], concurrency: int, top: int
-) -> list[Record]:
+    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], concurrency: int, top: int,
+    taps: Sequence[int] = (),
+) -> list[Record]:  # fmt: skip
     longest = max(map(len, questions), default=0)
     asked = (Question(question, is_whole=True) for question in questions)
-    writer = Writer(model, frame, concurrency, top, 0, asked, longest, (GREEDY,))
+    writer = Writer(model, frame, concurrency, top, 0, asked, longest, (GREEDY,), taps)
     return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
 
 
@@ -138,6 +139,8 @@ class DistillConfig:
     top: int = 32
     # Mask tokens to learn; 0: propose step by step.
     num_masks: int = 0
+    # Tokens of a draft head's chains; 0: a draft model, not a head.
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -201,8 +204,9 @@ class Distillation:
         openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
         questions = Questions(self._tokens_of(prompts), openings, ends, seed)
         writer = Writer(
-            self._model(), self._frame(), config.concurrency, config.top, seed, questions, questions.longest
-        )
+            self._model(), self._frame(), config.concurrency, config.top, seed, questions, questions.longest,
+            taps=self._taps,
+        )  # fmt: skip
         records: list[Record] = []
         since_s = time.monotonic()
         for _, record in writer.records():
@@ -248,8 +252,12 @@ class Distillation:
             if saved.is_over(CHECKPOINT_S):
                 saved.measure(lambda: trainer.save(checkpoint))
         trainer.save(checkpoint)
-        save_draft(self.folder / "draft", trainer.backbone, self._lender.name, torch.from_numpy(head_ids))
+        self._save(trainer, head_ids)
         return Trained(trainer, evaluate())
+
+    def _save(self, trainer: Trainer, head_ids: NDArray[np.int64]) -> None:
+        assert isinstance(trainer.backbone, PreTrainedModel)
+        save_draft(self.folder / "draft", trainer.backbone, self._lender.name, torch.from_numpy(head_ids))
 
     def _trainer(self, head_ids: NDArray[np.int64]) -> Trainer:
         config, tensors = self.config, self._lender.tensors
@@ -267,7 +275,8 @@ class Distillation:
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
     ) -> dict[str, list[Agreement]]:
         asked = self._tokens_of(questions)
-        answers = answer_greedily(self._model(), self._frame(), asked, self.config.concurrency, self.config.top)
+        config = self.config
+        answers = answer_greedily(self._model(), self._frame(), asked, config.concurrency, config.top, self._taps)
         return by_category(trained.trainer, answers, categories)
 
     def _objective(self, index: HeadIndex) -> Objective:
@@ -289,6 +298,11 @@ class Distillation:
     def _encode(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
+
+    @property
+    def _taps(self) -> Sequence[int]:
+        """Returns the layers after which hidden states are learned from."""
+        return ()
 
     def _frame(self) -> ChatFrame:
         return ChatFrame.of(self._tokenizer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from paceline.distillation.batches import Objective, shuffled
 from paceline.distillation.conversations import Record
@@ -59,7 +59,7 @@ class Trainer:
     """Trains one draft model. Its state can be saved after any step."""
 
     def __init__(
-        self, backbone: PreTrainedModel, head: FrozenHead, objective: Objective, plan: TrainingPlan, device: str = "cpu"
+        self, backbone: nn.Module, head: FrozenHead, objective: Objective, plan: TrainingPlan, device: str = "cpu"
     ) -> None:
         self.backbone = backbone
         self.objective = objective

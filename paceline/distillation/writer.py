@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.distillation.conversations import ChatFrame, Conversation, Question, Record, Style
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.llama import CpuLlama
 
 BLOCK_SIZE = 64
@@ -24,9 +26,13 @@ class Writer:
     def __init__(
         self, model: CpuLlama, frame: ChatFrame, concurrency: int, top: int, seed: int,
         questions: Iterable[Question], longest_question: int = 0,
-        answers: Sequence[Style] = ANSWERS,
+        answers: Sequence[Style] = ANSWERS, taps: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`top`: likeliest tokens to record per distribution, at most CANDIDATES."""
+        """`top`: likeliest tokens to record per distribution, at most CANDIDATES.
+
+        taps: numbers of layers after which to keep the hidden states, increasing.
+        """
+        self._taps = taps
         longest_answer = max(each.max_tokens for each in answers)
         longest = len(frame.before) + longest_question + USER.max_tokens + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
@@ -60,9 +66,10 @@ class Writer:
     def _read_frame(self) -> None:
         """Caches the frame without its last token, which each conversation feeds to sample after it."""
         begun, builder = self._frame.before[:-1], BatchBuilder()
+        self._frame_states: list[NDArray[np.uint16]] = []
         if begun:
             builder.add(begun, 0, self._frame_blocks, [False] * len(begun))
-            self._forward(builder)
+            _, self._frame_states = self._forward(builder)
 
     def _begin(self, index: int) -> Conversation | None:
         asked = next(self._questions, None)
@@ -71,12 +78,21 @@ class Writer:
         num_cached = max(0, len(self._frame.before) - 1)
         used = -(-num_cached // BLOCK_SIZE)
         self._attention.copy_blocks(self._frame_blocks[:used], self._blocks(index)[:used])
-        return Conversation(asked[0], self._frame, num_cached, USER, next(self._styles), asked[1])
+        begun = Conversation(asked[0], self._frame, num_cached, USER, next(self._styles), asked[1])
+        for states in self._frame_states:
+            begun.keep(states)
+        return begun
 
     @torch.inference_mode()
-    def _forward(self, builder: BatchBuilder) -> torch.Tensor:
+    def _forward(self, builder: BatchBuilder) -> tuple[torch.Tensor, list[NDArray[np.uint16]]]:
+        """Returns logits, and with taps the hidden states of each of the builder's sequences."""
         batch = builder.build(self._model.padded(builder.num_tokens))
-        return self._model.logits(self._model.forward(batch, self._attention, self._attention.plan(batch.spans)))
+        plan = self._attention.plan(batch.spans)
+        if not self._taps:
+            return self._model.logits(self._model.forward(batch, self._attention, plan)), []
+        rows, states = self._model.forward_with_states(batch, self._attention, plan, self._taps)
+        tapped = np.stack([bits_of(tensor_of(each).bfloat16()) for each in states], axis=1)
+        return self._model.logits(rows), [tapped[span.first_token :][: span.num_tokens].copy() for span in batch.spans]
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
@@ -91,7 +107,10 @@ class Writer:
             builder.add(conversation.pending, len(conversation.tokens), self._blocks(index), wanted)
             conversation.fed()
             fed.append(index)
-        self._write(fed, self._forward(builder))
+        logits, states = self._forward(builder)
+        for index, each in zip(fed, states, strict=bool(states)):
+            self._conversations[index].keep(each)
+        self._write(fed, logits)
         return [index for index in fed if self._conversations[index].is_done]
 
     def _write(self, indices: list[int], logits: torch.Tensor) -> None:
