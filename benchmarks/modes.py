@@ -1,7 +1,7 @@
 """Speculation modes against plain decoding, in turns, one request at a time or several at once.
 
 python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
-                           [--temperature 0.7] [--rule rejection] [--target smollm2-135m] [--draft smollm2-135m] [--unread]
+                           [--temperature 0.7] [--rule rejection] [--target smollm2-135m] [--draft smollm2-135m] [--head FOLDER] [--unread]
 
 Every group of prompts goes through all modes, in a new order each time. Both models read it once before, unmeasured;
 with --unread, caches are not reused and every run reads its prompts; one at a time, the times after the first token are
@@ -66,7 +66,9 @@ async def compare(
     for group in groups:
         for name in order.sample(list(modes), len(modes)):
             if reads:
-                await answer(client, group, replace(sampling, max_tokens=READING_TOKENS), READING, name)
+                # A draft head shares no prefix with requests that do not use it.
+                for reading in (READING, modes[name]):
+                    await answer(client, group, replace(sampling, max_tokens=READING_TOKENS), reading, name)
             taken[name].append(await answer(client, group, sampling, modes[name], name))
     tokens = sampling.max_tokens * sum(map(len, groups))
     report({name: [whole for whole, _ in each] for name, each in taken.items()}, tokens, kinds)
@@ -116,6 +118,7 @@ async def main() -> None:
     parser.add_argument("--rule", type=Rule, help="match or rejection; without it each request's own")
     parser.add_argument("--target", default=MODEL)
     parser.add_argument("--draft", default=DRAFT)
+    parser.add_argument("--head", default="auto", help="the target's draft head: a folder, none, or auto")
     parser.add_argument("--unread", action="store_true")
     arguments = parser.parse_args()
     records = spread_prompts(arguments.prompts, arguments.count)
@@ -125,7 +128,9 @@ async def main() -> None:
     modes = {name: SpeculationParams(**fields, rule=arguments.rule) for name, fields in variants.items()}
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, ignore_eos=True, seed=1)
     async with embedded_pair(
-        arguments.draft, prefix_caching=not arguments.unread, target={"model": arguments.target}
+        arguments.draft,
+        prefix_caching=not arguments.unread,
+        target={"model": arguments.target, "draft_head": arguments.head},
     ) as (_, client):
         await compare(client, texts, modes, sampling, reads=not arguments.unread, kinds=kinds)
 
