@@ -57,7 +57,8 @@ class AdaptivePolicy(Policy):
         self._known_speed = 0.0
         # Of what kind of rounds the head was asked for drafts in the last one, if it was, and how many it made.
         self._asked_for: RecentMean | None = None
-        self._num_head_drafts = 0
+        self._num_head_drafts, self._head_s = 0, 0.0
+        self._head_step = experience.head_step
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
@@ -219,7 +220,9 @@ class AdaptivePolicy(Policy):
         # Rounds with lookups are followed by such rounds, which need no drafts of the head.
         is_looked_up = self._plan.lookup not in (None, self._head)
         worth = self._experience.worth((size.bit_length(), self._is_greedy, is_looked_up))
-        least = self._speed * (self._head.times(size) + verify_s(2) - verify_s(1)) * self._tokens_each
+        # A forward pass behind the target's takes longer than those that were measured one after the other.
+        step_s = max(self._head_step.value, self._head.times(size))
+        least = self._speed * (step_s + verify_s(2) - verify_s(1)) * self._tokens_each
         if self._bounds.min == 0 and (worth.value < 0 or least >= 1):
             # Until it is tried again.
             worth.value += WORTH_FORGETTING * (FIRST_WORTH - worth.value)
@@ -232,17 +235,21 @@ class AdaptivePolicy(Policy):
         if self._asked_for is not None and self._num_head_drafts:
             assert self._head is not None
             gain = self._plan.gain if self._plan.lookup is self._head else 0.0
-            seconds = self._num_head_drafts * self._head.times(self._costs.active.size)
-            self._asked_for.add(gain - self._speed * seconds)
+            self._asked_for.add(gain - self._speed * self._head_s)
         self._asked_for, self._num_head_drafts = None, 0
 
     def learn(self, finished: Round) -> None:
         super().learn(finished)
         following = finished.verify_result.report.next_drafts
         self._num_head_drafts = 0 if following is None else len(following.tokens)
+        self._head_s = finished.verify_result.report.drafting_us / 1e6
         last_ended_s, self._last_ended_s = self._last_ended_s, finished.verified_s
         if last_ended_s is None:
+            # The head has read the prompt, for all rounds.
+            self._head_s = self._num_head_drafts * self._head_step.value
             return
+        if self._num_head_drafts:
+            self._head_step.add(self._head_s / self._num_head_drafts)
         # Between two rounds a busy coordinator serves the others.
         seconds = finished.verified_s - last_ended_s
         drafted_by = self._plan.source if self._num_drafted else None

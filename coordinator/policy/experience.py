@@ -54,6 +54,8 @@ class Experience:
 
     costs: CostModel
     _rates: dict[tuple[Hashable, bool], Rates] = field(default_factory=dict)
+    # Seconds of a draft head's drafts, each.
+    head_step: RecentMean = field(default_factory=lambda: RecentMean(WORTH_RECENT))
     _worths: dict[Hashable, RecentMean] = field(default_factory=dict)
     _confidences: dict[tuple[Hashable, bool], Confidence] = field(default_factory=dict)
 

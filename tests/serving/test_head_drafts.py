@@ -129,6 +129,15 @@ def test_no_rejected_draft_is_remembered(target: RawSession) -> None:
             assert drafts_of(result) == fresh(target, context[:-1])[1]
 
 
+@pytest.mark.parametrize("length", [3, 8, 20])
+def test_another_text_behind_a_truncate_is_read_afresh(target: RawSession, length: int) -> None:
+    sequence = Opened(target)
+    sequence.verify(PROMPT)
+    sequence.truncate(length)
+    sequence.verify([5, 6, 7], num_next=0)
+    assert drafts_of(sequence.verify([8])) == fresh(target, [*PROMPT[:length], 5, 6, 7, 8])[1]
+
+
 @pytest.mark.parametrize("num_wrong", [2, 3, 5, 12])
 def test_a_round_in_two_steps_drafts_alike(target: RawSession, num_wrong: int) -> None:
     """Its second step feeds rejected drafts alone, or a part of them."""

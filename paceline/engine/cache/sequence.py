@@ -61,6 +61,8 @@ class Sequence:
         self.blocks: list[int] = []
         # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only committed blocks have digests.
         self._digests: list[bytes] = []
+        # The first tokens, as far as the model's draft head has read them.
+        self.num_head_read = 0
         # Of the state pool; only if the model has recurrent layers.
         self.slot: int | None = None
 
@@ -104,6 +106,7 @@ class Sequence:
         self.blocks = parent.blocks[: self._pool.blocks_for(length)]
         self._pool.ref(self.blocks)
         self.tokens = parent.tokens[:length]
+        self.num_head_read = min(parent.num_head_read, length)
         if parent.guide is not None and parent.options.grammar is self.options.grammar:
             # Else its guide would take the whole completion again.
             self.guide = parent.guide.fork()
@@ -150,6 +153,7 @@ class Sequence:
         """Keeps the first `length` tokens and releases the other blocks. Raises OutOfRange if there are fewer."""
         self.require_holds(length)
         del self.tokens[length:]
+        self.num_head_read = min(self.num_head_read, length)
         keep = self._pool.blocks_for(length)
         self._pool.release(self.blocks[keep:])
         del self.blocks[keep:]
@@ -159,6 +163,7 @@ class Sequence:
         """Drops the tokens from `length` on but keeps their blocks. Must not reach into a committed block."""
         assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are rolled back"
         del self.tokens[length:]
+        self.num_head_read = min(self.num_head_read, length)
 
     def _shared_index(self) -> int | None:
         """Index of the next token's block if `reserve` must copy it; else None."""

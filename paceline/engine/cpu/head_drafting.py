@@ -2,8 +2,8 @@
 
 The head's keys and values are one more layer of the target's blocks, and so is the hidden state that it reads of each
 position. Position t of the head depends on the tokens up to t alone. So prefix hits, forks, truncation, eviction and replay
-need no rule of their own: a sequence's blocks hold what the head has read of its tokens. Rejected drafts alone may be followed
-by the head's own, until they are truncated.
+need no rule of their own. Hidden states are kept of all that the target reads; the head itself reads what it lacks when it is
+asked for drafts.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cache.sequence import Sequence as CacheSequence
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.cpu.kernels.attention import AttentionPlan
@@ -28,6 +29,8 @@ from paceline.sampling_params import SamplingParams
 # Sizes at which a forward pass of the head is timed, if a block holds as many tokens.
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
+# Most tokens of a long context that the head reads at a time.
+MAX_ROWS = 512
 
 
 def head_block_bytes(layer: KvShape, hidden_size: int, block_size: int, dtype: np.dtype[Any], kv: np.dtype[Any]) -> int:
@@ -66,38 +69,47 @@ class HeadDrafting:
         states: the target's hidden states of the batch, [num_tokens, hidden_size] each.
         """
         started_s = time.perf_counter()
-        reading = [
-            (job, span)
-            for (job, _), span in zip(shares, batch.spans, strict=True)
-            if job.sequence.options.uses_draft_head
-        ]
+        pairs = zip(shares, batch.spans, strict=True)
+        reading = [(job, span) for (job, _), span in pairs if job.sequence.options.uses_draft_head]
         self._keep(states, [span for _, span in reading])
-        builder = BatchBuilder()
-        drafting: list[tuple[NextDrafts, TokenSpan]] = []
-        for job, span in reading:
-            first, known = span.position, job.sequence.tokens[span.position : span.position + span.num_tokens]
-            if (wanted := job.next_drafts) is not None:
-                # A step may have fed rejected drafts alone.
-                first = min(first, wanted.position - 1)
-                known = [*job.sequence.tokens[first : wanted.position - 1], wanted.newest]
-                drafting.append((wanted, span))
-            builder.add(known, first, span.blocks, [False] * (len(known) - 1) + [wanted is not None])
-        read = builder.build(builder.num_tokens)
-        outputs = self._forward(read.tokens, self._before(read.spans), read.spans)[read.wanted]
+        drafting = [(wanted, job.sequence) for job, _ in reading if (wanted := job.next_drafts) is not None]
+        outputs = self._read(drafting)
         while drafting:
             goes_on = self._draft(outputs, [wanted for wanted, _ in drafting])
             drafting, outputs = [each for each, more in zip(drafting, goes_on, strict=True) if more], outputs[goes_on]
             if not drafting:
                 break
             spans = [
-                TokenSpan(row, 1, wanted.position + len(wanted.tokens) - 1, span.blocks)
-                for row, (wanted, span) in enumerate(drafting)
+                TokenSpan(row, 1, wanted.position + len(wanted.tokens) - 1, sequence.blocks)
+                for row, (wanted, sequence) in enumerate(drafting)
             ]
             outputs = self._forward(np.array([wanted.tokens[-1] for wanted, _ in drafting]), outputs, spans)
         seconds = time.perf_counter() - started_s
         for job, _ in shares:
             # All of them waited for it.
             job.count_drafting(seconds)
+
+    def _read(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> Array:
+        """Reads what the head has not read of each sequence, and the newest token. Returns the outputs at the newest tokens.
+
+        Only now, for most rounds may need no drafts.
+        """
+        builder = BatchBuilder()
+        for wanted, sequence in drafting:
+            end = wanted.position - 1
+            # Blocks of others that are shared get what they have already.
+            while (first := sequence.num_head_read) < end - MAX_ROWS:
+                spans = [TokenSpan(0, MAX_ROWS, first, sequence.blocks)]
+                self._forward(np.array(sequence.tokens[first : first + MAX_ROWS]), self._before(spans), spans)
+                sequence.num_head_read += MAX_ROWS
+            known = [*sequence.tokens[first:end], wanted.newest]
+            builder.add(known, first, sequence.blocks, [False] * (len(known) - 1) + [True])
+            # The newest is not in the target's cache.
+            sequence.num_head_read = end
+        batch = builder.build(builder.num_tokens)
+        if not drafting:
+            return np.empty((0, self._head.hidden_size), self._hidden.dtype)
+        return self._forward(batch.tokens, self._before(batch.spans), batch.spans)[batch.wanted]
 
     def warm_up(self, batch: Batch, states: list[Array]) -> None:
         """Prepares kernels for this number of rows. Writes to the first block."""
