@@ -20,7 +20,7 @@ PROMPT = list(range(10))
 def endpoint(name: str, model: str = "") -> Endpoint:
     link = SimpleNamespace(
         address=name, is_up=True, is_silent=False, is_refused=False, forward_times=TIMES, num_block_tokens=BLOCK,
-        num_state_tokens=0, num_cache_tokens=1000, away_s=0.0,
+        num_state_tokens=0, num_cache_tokens=1000, away_s=0.0, draft_head_times=None,
         load=ServerLoad(), want=lambda: None, absence=f"{name} is away", stop=AsyncMock(),
         model_info=SimpleNamespace(name=model) if model else None, translation=None, process="", epoch=0,
     )  # fmt: skip
