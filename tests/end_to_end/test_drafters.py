@@ -14,6 +14,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.coordinator.contexts import decide, make_context
+from tests.draft_heads import write_head
 from tests.hosted import Host
 from tests.services import Trio, running, start_service
 from tests.slices import slice_of
@@ -27,8 +28,9 @@ LENGTHS = {"fixed": 4, "adaptive": Bounds(0, 6), "entropy": EntropyAdaptive(Boun
 
 @pytest.fixture(scope="module")
 def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    servers = host.trio(TINY, TINY)
     folder = tmp_path_factory.mktemp("drafters")
+    write_head(folder / "head")
+    servers = host.trio((*TINY, "--draft-head", str(folder / "head")), TINY)
     # As a user's own module, found where the coordinator was started: so this one is a process of its own.
     shutil.copy(Path(__file__).parents[2] / "examples" / "copy_drafter.py", folder / "my_drafter.py")
     flags = ("--draft", servers.draft.address, "--target", servers.target.address)
