@@ -1,5 +1,6 @@
 """A draft head learns from hidden states, in chains, and is served as it was trained."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def test_a_target_of_another_kind_is_refused(target: LoadedModel) -> None:
 
 
 # Few tokens, seen often: enough to tell learning from none.
-SMALL = ("--head", "--tokens", "40000", "--corpus-tokens", "10000", "--head-size", "8192", "--concurrency", "64")
+SMALL = ("--head", "--tokens", "30000", "--corpus-tokens", "8000", "--head-size", "8192", "--concurrency", "64")
 
 
 @pytest.mark.slow
@@ -179,17 +180,19 @@ async def test_a_distilled_head_agrees_more_and_serves(tmp_path: Path) -> None:
     assert further.returncode == 0, further.stderr
     assert alphas(tmp_path / "more")[0] > trained - 0.02
     flags = ("--model", "smollm2-135m", "--draft-head", str(work / "draft"))
-    with running(start_service("target_server", tmp_path, *flags)) as server:
+    with contextlib.ExitStack() as stack:
+        server = start_service("target_server", tmp_path, *flags)
+        stack.enter_context(running(server))
         coordinator = start_service("coordinator", tmp_path, "--draft", "none", "--target", server.address)
-        with running(coordinator):
-            sampling = SamplingParams(max_tokens=60)
-            async with AsyncClient(coordinator.address) as client:
-                plain, drafted = [
-                    await client.complete("Why is the sky blue?", sampling, each)
-                    for each in (
-                        SpeculationParams(enabled=False),
-                        SpeculationParams(drafter=Drafter.HEAD, num_speculative_tokens=3),
-                    )
-                ]
+        stack.enter_context(running(coordinator))
+        sampling = SamplingParams(max_tokens=60)
+        async with AsyncClient(coordinator.address) as client:
+            plain, drafted = [
+                await client.complete("Why is the sky blue?", sampling, each)
+                for each in (
+                    SpeculationParams(enabled=False),
+                    SpeculationParams(drafter=Drafter.HEAD, num_speculative_tokens=3),
+                )
+            ]
     assert drafted.token_ids == plain.token_ids
     assert drafted.finish.speculation.accepted > 0

@@ -11,6 +11,7 @@ import pytest
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
 from paceline.sampling_params import SamplingParams
+from paceline.speculation_params import SpeculationParams
 from tests.conftest import SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.services import Service, free_port, restart, running, spawn_service, wait_until_free
 
@@ -174,7 +175,9 @@ async def test_a_coordinator_queues_what_another_one_left_no_room_for(tmp_path: 
         async with AsyncClient(second.address) as client:
             other = Pools(found.servers, client, f"http://{metrics}/metrics")
             sampling = SamplingParams(max_tokens=511, ignore_eos=True, temperature=0)
-            here = [asyncio.create_task(found.client.complete([1], sampling)) for _ in range(3)]
+            # Without drafts they go on for longer than the others take to come.
+            off = SpeculationParams(enabled=False)
+            here = [asyncio.create_task(found.client.complete([1], sampling, off)) for _ in range(3)]
             await found.until("target", "target a", 3, "paceline_server_generations")
             # Two may run in its half of the cache; alone, four could.
             there = [asyncio.create_task(client.complete([1], sampling)) for _ in range(3)]
