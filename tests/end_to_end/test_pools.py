@@ -11,6 +11,7 @@ import pytest
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
 from paceline.sampling_params import SamplingParams
+from paceline.serving.servicer import NEWS_S
 from paceline.speculation_params import SpeculationParams
 from tests.conftest import SMALL_FLAGS, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.services import Service, free_port, restart, running, spawn_service, wait_until_free
@@ -179,6 +180,8 @@ async def test_a_coordinator_queues_what_another_one_left_no_room_for(tmp_path: 
             off = SpeculationParams(enabled=False)
             here = [asyncio.create_task(found.client.complete([1], sampling, off)) for _ in range(3)]
             await found.until("target", "target a", 3, "paceline_server_generations")
+            # The server tells the second coordinator of them after a tenth of a second at most.
+            await asyncio.sleep(2 * NEWS_S)
             # Two may run in its half of the cache; alone, four could.
             there = [asyncio.create_task(client.complete([1], sampling)) for _ in range(3)]
             for num_waiting in (1, 0):
