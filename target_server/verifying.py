@@ -63,10 +63,9 @@ class Verifying(JobKind):
             next_min_probability=verify.next_min_probability,
         )
         require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
-        if spec.draft_next is not None or spec.num_next_drafts:
-            is_plain, field = rule is Rule.MATCH and spec.lenience == 1, "num_next_drafts"
-            field = "next_propose" if spec.draft_next is not None else field
-            require(is_plain, field, "set", "left out under `rejection` and with lenience")
+        is_plain = rule is Rule.MATCH and spec.lenience == 1
+        for field, is_set in (("next_propose", spec.draft_next is not None), ("num_next_drafts", spec.num_next_drafts)):
+            require(is_plain or not is_set, field, "set", "left out under `rejection` and with lenience")
         self._check_next_drafts(spec)
         return Start(
             command.command_id,

@@ -252,7 +252,7 @@ class Worker:
         duration_s = time.perf_counter() - started_s
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
-        # What the forward times of its model info tell.
+        # It is compared to the model's forward times, which do not include the head's.
         self.load.count_step(duration_s - drafting_s, num_tokens)
         if self._on_step is not None:
             self._on_step(duration_s, len(shares), num_tokens, len(failed))
