@@ -68,6 +68,8 @@ class Proposal:
     # Drafts that the target's head is to make behind the round, and the joint confidence below which it stops.
     num_next: int = 0
     next_min_probability: float = 0.0
+    # Rounds that the target goes on with by itself behind this one.
+    num_more_rounds: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.guidance import Guidance
-from coordinator.request import Request
+from coordinator.request import Request, target_decides
 from coordinator.tokenizer import TextStream
 from paceline.errors import InvalidArgument
 from paceline.results import RoundTrace, TokenLogprobs, ToolCallDelta
@@ -77,6 +77,8 @@ class Context:
         self.num_forced = 0
         # Whether `append_forced` has more to do.
         self.has_more_forced = False
+        # Whether the target can tell by itself how a round ends, and what the next one begins with.
+        self.target_decides = target_decides(request)
         self._text = text
         # Tokens that caches may hold: those before the last one that a round decided.
         self.num_fed = len(request.prompt) - 1

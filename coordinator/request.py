@@ -85,9 +85,14 @@ def may_use_head(request: Request) -> bool:
     asks_it = speculation.drafter is Drafter.HEAD or (
         speculation.drafter is Drafter.HYBRID and isinstance(length, Bounds)
     )
-    is_plain = speculation.lenience == 1 and speculation.resolved_rule(request.sampling) is Rule.MATCH
-    is_used = speculation.enabled and length != 0 and request.sampling.beams == 1 and request.grammar is None
-    return asks_it and is_plain and is_used
+    return asks_it and speculation.enabled and length != 0 and target_decides(request)
+
+
+def target_decides(request: Request) -> bool:
+    """Returns whether the target's own draws alone decide how a round ends and what the next one begins with."""
+    speculation, sampling = request.speculation, request.sampling
+    is_plain = speculation.lenience == 1 and speculation.resolved_rule(sampling) is Rule.MATCH
+    return is_plain and sampling.beams == 1 and request.grammar is None
 
 
 def requests_of_choices(request: Request) -> list[Request]:

@@ -1,7 +1,7 @@
 """The job of a Verify command: one forward pass, and a sample at each of k + 1 positions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from paceline.engine.sampling.specs import (
     SampleSpec,
     Score,
 )
+from paceline.engine.scheduling.commands import Command, Start
 from paceline.engine.scheduling.job import Job, NextDrafts
 from paceline.grammar import Mask, allows
 from paceline.noise import Purpose, make_key, match_key, uniform
@@ -44,6 +45,8 @@ class VerifySpec:
     # Drafts of the draft head for the next round, and the joint confidence below which it stops.
     num_next_drafts: int = 0
     next_min_probability: float = 0.0
+    # Rounds that the server goes on with by itself.
+    num_more_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +147,7 @@ class VerifyJob(Job):
         """Returns None if the text is over."""
         position, newest = self._newest()
         options, spec = self.sequence.options, self._verify_spec
-        ends = {*options.eos_token_ids, *options.sampling.stop_token_ids}
-        if not ends.isdisjoint((*spec.drafts[: position - self._round_start], newest)):
+        if self._is_over(position, newest):
             return None
         extra: Any = {"wants_confidence": True}
 
@@ -156,6 +158,23 @@ class VerifyJob(Job):
             return GumbelMax(*common, match_key(options.seed, at), **extra)
 
         return NextDrafts(spec.num_next_drafts, spec.next_min_probability, position + 1, newest, draft_spec)
+
+    def _is_over(self, position: int, newest: int) -> bool:
+        options = self.sequence.options
+        ends = {*options.eos_token_ids, *options.sampling.stop_token_ids}
+        return not ends.isdisjoint((*self._verify_spec.drafts[: position - self._round_start], newest))
+
+    def follow(self, start: Start) -> Start | None:
+        if not self._verify_spec.num_more_rounds or self.sequence.guide is not None:
+            return None
+        position, newest = self._newest()
+        if self._is_over(position, newest):
+            return None
+        drafts = [] if self._next_drafts is None else self._next_drafts.tokens
+        num_more_rounds = self._verify_spec.num_more_rounds - 1
+        return start_of(
+            start, position, [newest], replace(self._verify_spec, drafts=drafts, num_more_rounds=num_more_rounds)
+        )
 
     @property
     def expects_peer_work(self) -> bool:
@@ -220,3 +239,18 @@ class VerifyJob(Job):
         if mask is None or (index < self._num_drafts and not allows(mask, self._verify_spec.drafts[index])):
             self._last_reached = index
         return mask
+
+
+def start_of(command: Command, position: int, tail: list[int], spec: VerifySpec) -> Start:
+    """Returns the start of a round's job at `position`."""
+    return Start(
+        command.command_id,
+        command.sequence_id,
+        position=position,
+        tail=tail,
+        # Drafts of the draft head take a place as well, for as long as it drafts.
+        num_more=len(spec.drafts) + spec.num_next_drafts,
+        # The last tail token must be fed for its logits. To score the prompt, all must be fed.
+        num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
+        make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
+    )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from paceline.checks import require, require_at_most
 from paceline.engine.engine import Engine
 from paceline.engine.sampling.logprobs import RowLogprobs
-from paceline.engine.scheduling.commands import Start
+from paceline.engine.scheduling.commands import Command, Start
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.rpc.model_messages import floats_to_bytes, rule_from_message
@@ -18,8 +18,10 @@ from paceline.serving.job_kind import JobKind
 from paceline.serving.servicer import ModelServicer
 from paceline.speculation_params import MAX_DRAFT_TOKENS, Rule
 from paceline.v1 import model_pb2, verify_pb2
-from target_server.verify_job import DraftNext, VerifyJob, VerifyJobResult, VerifySpec
+from target_server.verify_job import DraftNext, VerifyJobResult, VerifySpec, start_of
 
+# That the server goes on with by itself.
+MAX_MORE_ROUNDS = 64
 # In the supports of all drafts together.
 MAX_SUPPORT_IDS = MAX_DRAFT_TOKENS * MAX_LISTED_IDS
 
@@ -61,23 +63,20 @@ class Verifying(JobKind):
             draft_next=self._draft_next(verify.next_propose) if verify.HasField("next_propose") else None,
             num_next_drafts=verify.num_next_drafts,
             next_min_probability=verify.next_min_probability,
+            num_more_rounds=verify.num_more_rounds,
         )
         require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
         is_plain = rule is Rule.MATCH and spec.lenience == 1
-        for field, is_set in (("next_propose", spec.draft_next is not None), ("num_next_drafts", spec.num_next_drafts)):
+        for field, is_set in (
+            ("next_propose", spec.draft_next is not None),
+            ("num_next_drafts", spec.num_next_drafts),
+            ("num_more_rounds", spec.num_more_rounds),
+        ):
             require(is_plain or not is_set, field, "set", "left out under `rejection` and with lenience")
         self._check_next_drafts(spec)
-        return Start(
-            command.command_id,
-            command.sequence_id,
-            position=verify.position,
-            tail=tail,
-            # Drafts of the draft head take a place as well, for as long as it drafts.
-            num_more=len(drafts) + spec.num_next_drafts,
-            # The last tail token must be fed for its logits. To score the prompt, all must be fed.
-            num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
-            make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
-        )
+        most = MAX_MORE_ROUNDS if spec.draft_next is None else 0
+        require(spec.num_more_rounds <= most, "num_more_rounds", spec.num_more_rounds, f"in [0, {most}]")
+        return start_of(Command(command.command_id, command.sequence_id), verify.position, tail, spec)
 
     def split(self, result: VerifyJobResult) -> Iterable[VerifyJobResult | PromptPart]:
         """Splits long prompts' log-probabilities into messages."""

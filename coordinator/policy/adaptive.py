@@ -23,6 +23,8 @@ from paceline.speculation_params import Bounds
 PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
+# Weight of the newest round in how often drafts follow a round without any.
+INTERRUPTION_RECENT = 0.05
 
 
 class AdaptivePolicy(Policy):
@@ -59,6 +61,8 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
+        # How often drafts follow a round without any, as they did once; and whether the last round had none.
+        self._interruptions, self._was_plain = RecentMean(INTERRUPTION_RECENT, 1.0, 1), False
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
@@ -238,8 +242,22 @@ class AdaptivePolicy(Policy):
             self._asked_for.add(gain - self._speed * self._head_s)
         self._asked_for, self._num_head_drafts = None, 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the message that a round would wait for is worth more than what it takes if it has to be drafts instead.
+
+        These wait until it is over, and it tells them nothing.
+        """
+        if len(self._plan) or self._asked_for is not None:
+            return False
+        plain_s, overhead_s = self._costs.verify_s(0), self._costs.level.plain.overhead_s
+        return self._interruptions.value * (plain_s - overhead_s) < overhead_s
+
     def learn(self, finished: Round) -> None:
         super().learn(finished)
+        if self._was_plain:
+            self._interruptions.add(len(finished.proposal) > 0)
+        self._was_plain = not finished.proposal.tokens
         following = finished.verify_result.report.next_drafts
         self._num_head_drafts = 0 if following is None else len(following.tokens)
         self._head_s = finished.verify_result.report.drafting_us / 1e6

@@ -238,7 +238,8 @@ class CostModel:
         num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
         self._num_drafts.add(num_drafts)
         correction = level.verifying if num_drafts else level.plain
-        if is_common or not correction.num_rounds:
+        # What was not asked for waited for no message, which the next round without drafts may have to.
+        if (is_common or not correction.num_rounds) and not verify.is_unasked:
             target_times = self._target_times()
             computed_s = verify.compute_us / 1e6
             correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)

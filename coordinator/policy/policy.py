@@ -13,11 +13,14 @@ from dataclasses import replace
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.drafters.drafter import Drafter
+from coordinator.drafters.drafter import Drafter, NoDrafter
 from coordinator.drafters.head import HeadDrafter
 from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
+
+# Rounds that a target goes on with by itself: more lose little, and what is behind an end found here is wasted.
+MOST_ROUNDS = 16
 
 
 class Policy(ABC):
@@ -38,7 +41,16 @@ class Policy(ABC):
             proposal = context.shape(await self.propose_after_prompt(context))
         if self._head is not None:
             self._head.ask(context, proposal, *self.next_length())
+        if self.goes_on and context.target_decides:
+            # As many as have room whatever they accept.
+            num_rounds = (context.num_remaining - len(proposal) - 1) // (proposal.num_next + 1)
+            proposal.num_more_rounds = max(0, min(MOST_ROUNDS, num_rounds))
         return proposal
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next rounds are what the target would do by itself, so that it need not wait for each."""
+        return False
 
     @abstractmethod
     async def propose_after_prompt(self, context: Context) -> Proposal:
@@ -75,6 +87,10 @@ class FixedPolicy(Policy):
 
     def next_length(self) -> tuple[int, float]:
         return self._num_draft_tokens, 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        return isinstance(self._drafter, NoDrafter | HeadDrafter)
 
 
 class PredictionPolicy(Policy):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import grpc.aio
 
-from coordinator.remote.pending import OnPart, Pending, ServerLost
+from coordinator.remote.pending import OnMore, OnPart, Pending, ServerLost
 from coordinator.remote.server_load import UNKNOWN_TIMES, ForwardTimes, ServerLoad
 from coordinator.vocabulary_translation import Translation
 from paceline.backoff import Backoff
@@ -205,16 +205,18 @@ class Link:
         return self._next_id
 
     def request(
-        self, sequence_id: int, name: str, fill: Callable[[Command], None], on_part: OnPart | None = None
-    ) -> asyncio.Future[Any]:
-        """Sends a command named in ANSWERS and returns its answer to come. Parts that precede the answer go to `on_part`.
+        self, sequence_id: int, name: str, fill: Callable[[Command], None], on_part: OnPart | None = None,
+        on_more: OnMore | None = None,
+    ) -> asyncio.Future[Any]:  # fmt: skip
+        """Sends a command named in ANSWERS and returns its answer to come. Parts that precede the answer go to `on_part`,
+        and an answer that follows it, still to come, to `on_more`.
 
         Raises what `send` raises, and Unavailable if the link is down. The answer may be the server's error, or Unavailable
         if the link breaks.
         """
         if not self.is_up:
             raise Unavailable(f"the {self.role} server at {self.address} is not available: {self._last_error}")
-        return self._pending.expect(self.send(sequence_id, fill), ANSWERS[name], on_part)
+        return self._pending.expect(self.send(sequence_id, fill), ANSWERS[name], on_part, on_more)
 
     def expect(self, name: str) -> tuple[int, asyncio.Future[Any]]:
         """Returns the id of a command that another server will give to this one, and its answer to come.
@@ -222,7 +224,7 @@ class Link:
         Cancel it if the command is not given.
         """
         self._next_id += 1
-        return self._next_id, self._pending.expect(self._next_id, ANSWERS[name], None, may_never_come=True)
+        return self._next_id, self._pending.expect(self._next_id, ANSWERS[name], may_never_come=True)
 
     def has_draft(self, draft: "Link") -> bool:
         """Returns whether that draft server is in this server's process."""

@@ -13,6 +13,8 @@ from paceline.v1 import model_pb2, verify_pb2
 PART = "prompt_logprobs"
 
 OnPart = Callable[[verify_pb2.Logprobs], None]
+# Gets the next answer to come, if the server goes on by itself.
+OnMore = Callable[[asyncio.Future[Any]], None]
 
 
 class CacheError(PacelineError):
@@ -36,28 +38,29 @@ class Pending:
     """Unanswered commands by id."""
 
     def __init__(self) -> None:
-        # Where the answer goes, its kind, and what is called with parts that precede it; None if none may.
-        self._waiting: dict[int, tuple[asyncio.Future[Any], str, OnPart | None]] = {}
+        # Where the answer goes, its kind, and what is called with parts that precede it, and with what follows; None if none may.
+        self._waiting: dict[int, tuple[asyncio.Future[Any], str, OnPart | None, OnMore | None]] = {}
 
     def expect(
-        self, command_id: int, kind: str, on_part: OnPart | None, may_never_come: bool = False
-    ) -> asyncio.Future[Any]:
+        self, command_id: int, kind: str, on_part: OnPart | None = None, on_more: OnMore | None = None,
+        may_never_come: bool = False,
+    ) -> asyncio.Future[Any]:  # fmt: skip
         """Returns what will hold the answer of this kind, or the server's error: CacheError if it reports the cache's length.
 
         may_never_come: once cancelled, nothing waits for it.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         # Until the answer, even if nobody waits any more: servers answer cancelled commands too.
-        self._waiting[command_id] = future, kind, on_part
+        self._waiting[command_id] = future, kind, on_part, on_more
         if may_never_come:
             future.add_done_callback(lambda done: done.cancelled() and self._waiting.pop(command_id, None))
         return future
 
     def on_answer(self, answer: model_pb2.Answer) -> None:
         """Raises Unavailable for a protocol violation."""
-        future, expected, on_part = self._waiting.get(answer.command_id, (None, "", None))
+        future, expected, on_part, on_more = self._waiting.get(answer.command_id, (None, "", None, None))
         if future is None:
-            # A failed Truncate also fails its sequence's next command.
+            # A failed Truncate also fails its sequence's next command, and nobody may wait for what follows an answer.
             return
         if future.done():
             # Nobody waits any more.
@@ -75,6 +78,8 @@ class Pending:
         if kind == "failure":
             future.set_exception(_error_of(answer.failure))
         else:
+            if answer.has_more and on_more is not None:
+                on_more(self.expect(answer.command_id, kind, on_more=on_more))
             future.set_result(getattr(answer, kind))
 
     def fail(self, error: Unavailable) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.remote.link import Command, Link
-from coordinator.remote.pending import CacheError, OnPart
+from coordinator.remote.pending import CacheError, OnMore, OnPart
 from coordinator.remote.placement import Placement
 from coordinator.request import Request
 from paceline.checks import with_known
@@ -53,6 +53,12 @@ class RemoteSequence:
         self._length = 0
         # Whether the server still has tokens after these: they are truncated with the next command.
         self._is_longer = False
+        # The answer to the round that the server goes on with by itself, and what it feeds: the newest token's position, that
+        # token and drafts.
+        self._coming: asyncio.Future[Any] | None = None
+        self._coming_from: tuple[int, list[int]] = 0, []
+        # Whether the last round was such a one.
+        self.is_unasked = False
 
     @property
     def length(self) -> int:
@@ -71,7 +77,7 @@ class RemoteSequence:
     async def verify(
         self, tokens: list[int], drafts: Sequence[int], fill: FillVerify, on_part: OnPart | None = None
     ) -> verify_pb2.VerifyResult:
-        """Sends one Verify with the tail and `drafts`, and returns its answer.
+        """Sends one Verify with the tail and `drafts`, and returns its answer. Sends none for a round that the server goes on with.
 
         on_part: gets parts that precede the answer, all of them again after each `fill`.
 
@@ -82,8 +88,17 @@ class RemoteSequence:
             verify.draft_tokens.extend(drafts)
             fill(verify)
 
-        verify_result: verify_pb2.VerifyResult = await self._feed("verify", tokens, fill_with_drafts, on_part)
+        verify_result: verify_pb2.VerifyResult | None = None
+        if self._goes_on_with(tokens, drafts):
+            verify_result = await self._come(tokens)
+        self.is_unasked = verify_result is not None
+        if verify_result is None:
+            verify_result = await self._feed("verify", tokens, fill_with_drafts, on_part, self._expect)
         self._length += len(drafts)
+        if self._coming is not None:
+            num_accepted = next((at for at, each in enumerate(drafts) if verify_result.tokens[at] != each), len(drafts))
+            newest = verify_result.tokens[num_accepted]
+            self._coming_from = len(tokens) + num_accepted, [newest, *verify_result.next_drafts.tokens]
         return verify_result
 
     def start(self, tail: list[int], fill: FillPropose) -> ComingProposal | None:
@@ -146,9 +161,46 @@ class RemoteSequence:
         """Whether the server that had it has it."""
         return self._epoch != 0 and self._epoch == self._link.epoch and self._link.is_up
 
+    def _expect(self, coming: asyncio.Future[Any]) -> None:
+        self._coming = coming
+
+    def _goes_on_with(self, tokens: list[int], drafts: Sequence[int]) -> bool:
+        """Returns whether the server goes on with this round by itself: it feeds the newest token and its head's drafts."""
+        return self._coming is not None and self._coming_from == (len(tokens) - 1, [tokens[-1], *drafts])
+
+    async def _come(self, tokens: list[int]) -> verify_pb2.VerifyResult | None:
+        """Returns the answer to the round that the server goes on with; None if that was not to be."""
+        coming, self._coming = self._coming, None
+        assert coming is not None
+        # The server may be ahead until the answer comes.
+        self._is_longer = True
+        try:
+            answer: verify_pb2.VerifyResult = await coming
+        except CacheError as error:
+            self._correct(min(error.cache_length, self.length))
+            return None
+        except PacelineError:
+            self._correct(self.length)
+            raise
+        except asyncio.CancelledError:
+            self.release()
+            raise
+        self._length, self._is_longer = len(tokens), False
+        self._placement.num_fed = len(tokens)
+        return answer
+
+    def _leave_coming(self) -> None:
+        """Gives up what the server goes on with: it has tokens that nobody waits for."""
+        if self._coming is not None:
+            if not self._coming.cancel() and not self._coming.cancelled():
+                # Retrieved, so that it is not reported.
+                self._coming.exception()
+            self._coming, self._is_longer = None, True
+
     async def _feed(
-        self, name: str, tokens: list[int], fill: Callable[[Any], None], on_part: OnPart | None = None
-    ) -> Any:
+        self, name: str, tokens: list[int], fill: Callable[[Any], None], on_part: OnPart | None = None,
+        on_more: OnMore | None = None,
+    ) -> Any:  # fmt: skip
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
             self._send_truncate()
@@ -156,7 +208,7 @@ class RemoteSequence:
             tail = tokens[position:]
             try:
                 filled = partial(_fill_job, name=name, position=position, tail=tail, fill=fill)
-                answer = await self._link.request(self._sequence_id, name, filled, on_part)
+                answer = await self._link.request(self._sequence_id, name, filled, on_part, on_more)
             except CacheError as error:
                 # Preempted, or an earlier command failed: use the server's length.
                 self._correct(min(error.cache_length, self.length))
@@ -174,6 +226,7 @@ class RemoteSequence:
         raise Unavailable(f"the {self._link.role} server's cache stayed inconsistent: {last_error}")
 
     def _leave(self) -> None:
+        self._leave_coming()
         if self._is_held:
             # Undecided drafts must not be left to other requests.
             self._send_truncate()
@@ -194,6 +247,7 @@ class RemoteSequence:
         self._send_truncate()
 
     def _send_truncate(self) -> None:
+        self._leave_coming()
         if self._is_longer and self._is_held:
             self._link.send(self._sequence_id, lambda command: _fill_truncate(command, self._length))
         self._is_longer = False

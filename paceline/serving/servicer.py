@@ -309,7 +309,7 @@ class ModelServicer:
         for answer in answers:
             kind = self._kinds_by_result.get(type(answer.result))
             for part in (answer.result,) if kind is None else kind.split(answer.result):
-                message = response.answers.add(command_id=answer.command_id)
+                message = response.answers.add(command_id=answer.command_id, has_more=answer.has_more)
                 if kind is None:
                     _fill(message, part, answer.cache_length)
                 else:

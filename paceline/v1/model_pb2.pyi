@@ -173,20 +173,22 @@ class SessionResponse(_message.Message):
     def __init__(self, session_info: _Optional[_Union[SessionInfo, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., engine_steps: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("command_id", "open_ack", "proposal", "verify_result", "failure", "prompt_logprobs")
+    __slots__ = ("command_id", "open_ack", "proposal", "verify_result", "failure", "prompt_logprobs", "has_more")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_ACK_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     VERIFY_RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     open_ack: OpenAck
     proposal: _propose_pb2.Proposal
     verify_result: _verify_pb2.VerifyResult
     failure: Failure
     prompt_logprobs: _verify_pb2.Logprobs
-    def __init__(self, command_id: _Optional[int] = ..., open_ack: _Optional[_Union[OpenAck, _Mapping]] = ..., proposal: _Optional[_Union[_propose_pb2.Proposal, _Mapping]] = ..., verify_result: _Optional[_Union[_verify_pb2.VerifyResult, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_verify_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, command_id: _Optional[int] = ..., open_ack: _Optional[_Union[OpenAck, _Mapping]] = ..., proposal: _Optional[_Union[_propose_pb2.Proposal, _Mapping]] = ..., verify_result: _Optional[_Union[_verify_pb2.VerifyResult, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_verify_pb2.Logprobs, _Mapping]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent", "grammar", "grammar_bytes", "uses_draft_head")

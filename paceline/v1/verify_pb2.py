@@ -26,7 +26,7 @@ from paceline.v1 import propose_pb2 as paceline_dot_v1_dot_propose__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/propose.proto\x1a\x1apaceline/v1/sampling.proto\"\xf9\x02\n\x06Verify\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\r\x12\x19\n\x11support_token_ids\x18\x04 \x03(\r\x12\x15\n\rsupport_sizes\x18\x05 \x03(\r\x12\x1f\n\x04rule\x18\x06 \x01(\x0e\x32\x11.paceline.v1.Rule\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08lenience\x18\t \x01(\x02H\x02\x88\x01\x01\x12.\n\x0cnext_propose\x18\n \x01(\x0b\x32\x18.paceline.v1.NextPropose\x12\x17\n\x0fnum_next_drafts\x18\x0b \x01(\r\x12\x1c\n\x14next_min_probability\x18\x0c \x01(\x02\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0b\n\t_lenience\"\x87\x01\n\x0bNextPropose\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x12\n\ncommand_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x63\x61\x63he_length\x18\x04 \x01(\r\x12%\n\x07propose\x18\x05 \x01(\x0b\x32\x14.paceline.v1.Propose\"\x98\x03\n\x0cVerifyResult\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rsupport_probs\x18\x02 \x01(\x0c\x12\x16\n\x0eoutside_masses\x18\x03 \x01(\x0c\x12\x16\n\x0eoutside_tokens\x18\x04 \x03(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x17\n\x0flenient_accepts\x18\x07 \x03(\x08\x12\'\n\x08logprobs\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12.\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12#\n\x16\x66irst_invalid_position\x18\x0b \x01(\rH\x00\x88\x01\x01\x12,\n\x0bnext_drafts\x18\x0c \x01(\x0b\x32\x17.paceline.v1.NextDrafts\x12\x13\n\x0b\x64rafting_us\x18\r \x01(\x04\x42\x19\n\x17_first_invalid_position\"I\n\nNextDrafts\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x03 \x01(\x0c\">\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/propose.proto\x1a\x1apaceline/v1/sampling.proto\"\x92\x03\n\x06Verify\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0btail_tokens\x18\x02 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x03(\r\x12\x19\n\x11support_token_ids\x18\x04 \x03(\r\x12\x15\n\rsupport_sizes\x18\x05 \x03(\r\x12\x1f\n\x04rule\x18\x06 \x01(\x0e\x32\x11.paceline.v1.Rule\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08lenience\x18\t \x01(\x02H\x02\x88\x01\x01\x12.\n\x0cnext_propose\x18\n \x01(\x0b\x32\x18.paceline.v1.NextPropose\x12\x17\n\x0fnum_next_drafts\x18\x0b \x01(\r\x12\x1c\n\x14next_min_probability\x18\x0c \x01(\x02\x12\x17\n\x0fnum_more_rounds\x18\r \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0b\n\t_lenience\"\x87\x01\n\x0bNextPropose\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x12\n\ncommand_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x63\x61\x63he_length\x18\x04 \x01(\r\x12%\n\x07propose\x18\x05 \x01(\x0b\x32\x14.paceline.v1.Propose\"\x98\x03\n\x0cVerifyResult\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rsupport_probs\x18\x02 \x01(\x0c\x12\x16\n\x0eoutside_masses\x18\x03 \x01(\x0c\x12\x16\n\x0eoutside_tokens\x18\x04 \x03(\r\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x17\n\x0flenient_accepts\x18\x07 \x03(\x08\x12\'\n\x08logprobs\x18\x08 \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12.\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x15.paceline.v1.Logprobs\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12#\n\x16\x66irst_invalid_position\x18\x0b \x01(\rH\x00\x88\x01\x01\x12,\n\x0bnext_drafts\x18\x0c \x01(\x0b\x32\x17.paceline.v1.NextDrafts\x12\x13\n\x0b\x64rafting_us\x18\r \x01(\x04\x42\x19\n\x17_first_invalid_position\"I\n\nNextDrafts\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x03 \x01(\x0c\">\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.verify_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFY']._serialized_start=97
-  _globals['_VERIFY']._serialized_end=474
-  _globals['_NEXTPROPOSE']._serialized_start=477
-  _globals['_NEXTPROPOSE']._serialized_end=612
-  _globals['_VERIFYRESULT']._serialized_start=615
-  _globals['_VERIFYRESULT']._serialized_end=1023
-  _globals['_NEXTDRAFTS']._serialized_start=1025
-  _globals['_NEXTDRAFTS']._serialized_end=1098
-  _globals['_LOGPROBS']._serialized_start=1100
-  _globals['_LOGPROBS']._serialized_end=1162
+  _globals['_VERIFY']._serialized_end=499
+  _globals['_NEXTPROPOSE']._serialized_start=502
+  _globals['_NEXTPROPOSE']._serialized_end=637
+  _globals['_VERIFYRESULT']._serialized_start=640
+  _globals['_VERIFYRESULT']._serialized_end=1048
+  _globals['_NEXTDRAFTS']._serialized_start=1050
+  _globals['_NEXTDRAFTS']._serialized_end=1123
+  _globals['_LOGPROBS']._serialized_start=1125
+  _globals['_LOGPROBS']._serialized_end=1187
 # @@protoc_insertion_point(module_scope)

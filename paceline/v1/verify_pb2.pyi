@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Verify(_message.Message):
-    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience", "next_propose", "num_next_drafts", "next_min_probability")
+    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience", "next_propose", "num_next_drafts", "next_min_probability", "num_more_rounds")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Verify(_message.Message):
     NEXT_PROPOSE_FIELD_NUMBER: _ClassVar[int]
     NUM_NEXT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_MIN_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_MORE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     position: int
     tail_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -34,7 +35,8 @@ class Verify(_message.Message):
     next_propose: NextPropose
     num_next_drafts: int
     next_min_probability: float
-    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., next_propose: _Optional[_Union[NextPropose, _Mapping]] = ..., num_next_drafts: _Optional[int] = ..., next_min_probability: _Optional[float] = ...) -> None: ...
+    num_more_rounds: int
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., next_propose: _Optional[_Union[NextPropose, _Mapping]] = ..., num_next_drafts: _Optional[int] = ..., next_min_probability: _Optional[float] = ..., num_more_rounds: _Optional[int] = ...) -> None: ...
 
 class NextPropose(_message.Message):
     __slots__ = ("session_id", "sequence_id", "command_id", "cache_length", "propose")

@@ -2,6 +2,7 @@
 
 import itertools
 import queue
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,7 +27,8 @@ class RawSession:
         self.session_info = next(self._call).session_info
         self._command_ids = itertools.count(1)
         self._sequence_ids = itertools.count(1)
-        self._answers: dict[int, Any] = {}
+        # By command: one, or those of rounds that the server went on with.
+        self._answers: dict[int, deque[Any]] = defaultdict(deque)
         # Of the server, as it last said.
         self.engine_steps = 0
         self.load = model_pb2.Load()
@@ -51,10 +53,10 @@ class RawSession:
         return [command.command_id for command in request.commands]
 
     def answer(self, command_id: int) -> Any:
-        """Waits for the answer to a command."""
-        while command_id not in self._answers:
+        """Waits for the next answer to a command."""
+        while not self._answers[command_id]:
             self.receive()
-        return self._answers.pop(command_id)
+        return self._answers[command_id].popleft()
 
     def receive(self) -> None:
         """Waits for the next message, with or without answers."""
@@ -63,7 +65,7 @@ class RawSession:
         if response.HasField("load"):
             self.load = response.load
         for answer in response.answers:
-            self._answers[answer.command_id] = answer
+            self._answers[answer.command_id].append(answer)
 
     def need(self, num_generations: int, reserved_tokens: int) -> None:
         """Says what this client's generations need."""

@@ -64,3 +64,22 @@ def test_no_dead_end_is_behind_a_forbidden_draft(target: RawSession) -> None:
     assert [
         each.first_invalid_position if each.HasField("first_invalid_position") else None for each in first_invalid
     ] == [1, 1, None]
+
+
+def test_the_server_goes_on_with_no_round_by_itself(target: RawSession) -> None:
+    """Tokens that the grammar forces are the coordinator's to append."""
+
+    def begin(command: Any) -> None:
+        opening()(command)
+        command.open.num_prompt_tokens = len(PROMPT)
+        command.open.grammar = GRAMMAR
+
+    def going_on(command: Any) -> None:
+        verify(0, PROMPT, rule=MATCH)(command)
+        command.verify.num_more_rounds = 8
+
+    sequence = target.next_sequence_id()
+    target.ask(sequence, begin)
+    answer = target.ask(sequence, going_on)
+    assert answer.WhichOneof("answer") == "verify_result"
+    assert not answer.has_more

@@ -40,6 +40,13 @@ class Start(Command):
     arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
 
 
+def _no_job(sequence: Sequence, tail: list[int]) -> Job:
+    raise AssertionError("a sequence without a command has no job")
+
+
+NO_START = Start(0, 0, 0, [], 0, 0, _no_job)
+
+
 @dataclass(frozen=True, slots=True)
 class Fork(Command):
     """Gives a newly opened sequence the first `length` tokens of another. Not answered on success."""
@@ -77,3 +84,5 @@ class Answer:
     command_id: int
     result: Any
     cache_length: int | None = None
+    # Whether the server goes on by itself, and another answer follows.
+    has_more: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.scheduling.batching_policy import ReturnTime
-from paceline.engine.scheduling.commands import Command, Fork
+from paceline.engine.scheduling.commands import NO_START, Command, Fork, Start
 from paceline.engine.scheduling.job import Job
 from paceline.errors import PacelineError
 
@@ -60,7 +60,8 @@ class SequenceState:
     opened_order: int
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None
-    job_command_id: int = 0
+    # The job's command, or the last job's.
+    start: Start = NO_START
     # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
     num_decided: int = 0
     failure: PacelineError | None = None

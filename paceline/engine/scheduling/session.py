@@ -81,14 +81,31 @@ class Session:
 
     def finish_job(self, state: SequenceState) -> None:
         assert state.job is not None
-        state.job.on_finish()
-        self.answers.append(Answer(state.job_command_id, state.job.result))
+        job, start = state.job, state.start
+        job.on_finish()
+        result = job.result
         if state.usage is not None:
-            state.usage.count(state.job)
+            state.usage.count(job)
         state.runs_alone = False
         self._end_job(state)
-        state.return_time.leave(state.idle_since_s)
-        self._advance(state)
+        has_more = self._follow(state, job, start)
+        self.answers.append(Answer(start.command_id, result, has_more=has_more))
+        if not has_more:
+            state.return_time.leave(state.idle_since_s)
+            self._advance(state)
+
+    def _follow(self, state: SequenceState, job: Job, start: Start) -> bool:
+        """Starts what the job goes on with by itself, unless the sequence has another command."""
+        if state.waiting or (following := job.follow(start)) is None:
+            return False
+        try:
+            # The job's rejected drafts.
+            state.sequence.truncate(following.position)
+            self._start(following, state)
+        except PacelineError:
+            # Whoever sends the next command gets to know.
+            return False
+        return True
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
         """Fails a job: removes the tokens it fed from the cache."""
@@ -98,7 +115,7 @@ class Session:
         if state.usage is not None:
             state.usage.failure = error
         self._end_job(state)
-        self._fail_id(state.job_command_id, error, state)
+        self._fail_id(state.start.command_id, error, state)
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
@@ -230,7 +247,7 @@ class Session:
         job.num_cached_tokens = num_cached
         job.arrived_s = command.arrived_s
         state.job = self.running[state] = job
-        state.job_command_id = command.command_id
+        state.start = command
         state.return_time.arrive(command.arrived_s)
 
     def _end_job(self, state: SequenceState) -> None:
@@ -240,7 +257,7 @@ class Session:
     def _drop_work(self, state: SequenceState, why: str) -> None:
         """Cancels the queued commands and the job. The cache keeps the tokens already fed."""
         if state.job is not None:
-            self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
+            self._fail_id(state.start.command_id, Cancelled(why), state, poison=False)
             self._end_job(state)
             # Gives back the blocks that were reserved for tokens not fed.
             state.sequence.truncate(state.sequence.length)

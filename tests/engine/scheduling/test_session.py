@@ -74,6 +74,14 @@ class Stream:
         return {answer.command_id: answer.result for answer in self.session.answers}
 
 
+class GoingOn(ReadingJob):
+    """Goes on by itself with 7 behind half of what it fed."""
+
+    def follow(self, start: Start) -> Start | None:
+        length = self.sequence.length // 2
+        return replace(start, position=length, tail=[7], make_job=GoingOn)
+
+
 def opening(sequence_id: int) -> Open:
     """Its command id is that of the sequence, the thousands before it."""
     return Open(1000 * sequence_id, sequence_id, OPTIONS)
@@ -229,3 +237,45 @@ def test_a_sequence_waits_for_its_grammar_and_no_other_does(ends: str) -> None:
     stream.feed()
     assert stream.results[1] == [1, 2, 3] or ends == "released"
     assert stream.session.num_sequences == (2 if ends == "compiled" else 1)
+
+
+def going_on(command_id: int, tokens: list[int], position: int = 0) -> Start:
+    return replace(start(command_id, 1, tokens, position), make_job=GoingOn)
+
+
+def test_a_job_that_goes_on_answers_each_time_and_keeps_what_it_says() -> None:
+    stream = Stream()
+    stream.send(opening(1), going_on(1, list(range(20))))
+    for _ in range(3):
+        stream.feed()
+    answers = [(each.result, each.has_more) for each in stream.session.answers if each.command_id == 1]
+    assert answers == [(list(range(20)), True), ([*range(10), 7], True), ([*range(5), 7], True)]
+
+
+@pytest.mark.parametrize("is_at_start", [True, False])
+def test_it_ends_for_the_sequences_next_command(is_at_start: bool) -> None:
+    """A Truncate to where the job began drops it; one beyond waits for it, and is not made to wait for more."""
+    stream = Stream()
+    stream.send(opening(1), going_on(1, list(range(20))))
+    stream.feed()
+    length = 10 if is_at_start else 11
+    stream.send(Truncate(2, 1, length), start(3, 1, [9], position=length))
+    for _ in range(2):
+        stream.feed()
+    *_, last, answer = stream.session.answers
+    assert (last.command_id, last.has_more, isinstance(last.result, Cancelled)) == (1, False, is_at_start)
+    assert answer.result == ([*range(10), 9] if is_at_start else [*range(10), 7, 9])
+
+
+def test_it_ends_where_no_block_is_left_and_others_find_no_fault() -> None:
+    stream = Stream()
+    # All blocks but the one that it has; what holds them is not idle.
+    stream.send(opening(1), going_on(1, list(range(8))))
+    stream.send(opening(2), start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))))
+    stream.session.states[0].job.follow = lambda given: replace(given, position=8, tail=[7])  # type: ignore[method-assign, union-attr]
+    stream.session.states[0].sequence.tokens += stream.session.states[0].job.pending  # type: ignore[union-attr]
+    stream.session.states[0].job.pending = []  # type: ignore[union-attr]
+    stream.session.finish_job(stream.session.states[0])
+    answer = stream.session.answers[-1]
+    assert (answer.command_id, answer.result, answer.has_more) == (1, list(range(8)), False)
+    assert stream.session.states[0].failure is None
