@@ -57,16 +57,21 @@ async def complete_all(
         return await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in PROMPTS))
 
 
-async def follow(client: AsyncClient, completion: Completion, prompt: list[int], sampling: SamplingParams) -> None:
-    async for chunk in client.stream(prompt, sampling, SPECULATIVE):
+async def follow(
+    client: AsyncClient, completion: Completion, prompt: list[int], sampling: SamplingParams, way: SpeculationParams
+) -> None:
+    async for chunk in client.stream(prompt, sampling, way):
         completion.add(chunk)
 
 
 def follow_all(
-    client: AsyncClient, completions: list[Completion], sampling: SamplingParams = GREEDY
+    client: AsyncClient,
+    completions: list[Completion],
+    sampling: SamplingParams = GREEDY,
+    way: SpeculationParams = SPECULATIVE,
 ) -> list[asyncio.Task[None]]:
     pairs = zip(completions, PROMPTS, strict=True)
-    return [asyncio.create_task(follow(client, completion, prompt, sampling)) for completion, prompt in pairs]
+    return [asyncio.create_task(follow(client, completion, prompt, sampling, way)) for completion, prompt in pairs]
 
 
 def contents(completions: list[Completion]) -> list[tuple[list[int], str]]:
@@ -80,16 +85,21 @@ async def wait_until_under_way(completions: list[Completion], num_tokens: int) -
 
 
 @pytest.mark.parametrize(
-    ("role", "sampling"),
+    ("role", "sampling", "way"),
     [
-        pytest.param("draft", SAMPLED, id="draft, sampled by match"),
-        pytest.param("target", GREEDY, id="target, greedy"),
-        pytest.param("draft", GREEDY, id="draft, greedy"),
-        pytest.param("target", SAMPLED, id="target, sampled by match"),
+        pytest.param("draft", SAMPLED, SPECULATIVE, id="draft, sampled by match"),
+        pytest.param("target", GREEDY, SPECULATIVE, id="target, greedy"),
+        pytest.param("draft", GREEDY, SPECULATIVE, id="draft, greedy"),
+        pytest.param("target", SAMPLED, SPECULATIVE, id="target, sampled by match"),
+        pytest.param("target", SAMPLED, PLAIN, id="target that goes on by itself"),
     ],
 )
 async def test_a_model_server_that_dies_and_returns_changes_no_output(
-    role: str, sampling: SamplingParams, trio: Trio, processes: tuple[Trio, contextlib.ExitStack]
+    role: str,
+    sampling: SamplingParams,
+    way: SpeculationParams,
+    trio: Trio,
+    processes: tuple[Trio, contextlib.ExitStack],
 ) -> None:
     """Nor one of a beam search: a target that comes back reads each hypothesis anew, and without drafts it goes on."""
     expected = contents(await complete_all(trio, sampling, PLAIN))
@@ -98,7 +108,7 @@ async def test_a_model_server_that_dies_and_returns_changes_no_output(
     async with AsyncClient(trio.address) as client:
         best = await client.complete(PROMPTS[0], BEAMS, PLAIN)
         searching = [asyncio.create_task(client.complete(PROMPTS[0], BEAMS, way)) for way in (PLAIN, SPECULATIVE)]
-        following = follow_all(client, disturbed, sampling)
+        following = follow_all(client, disturbed, sampling, way)
         await wait_until_under_way(disturbed, 20)
         assert (await client.describe()).running == len(disturbed) + len(searching), "too late to disturb anything"
         victim.kill()

@@ -41,6 +41,8 @@ DRAFTING: list[tuple[SpeculationParams | None, Any]] = [
         SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
         {"drafter": "ngram", "num_speculative_tokens": 4},
     ),
+    # The target goes on by itself.
+    (OFF, {"enabled": False}),
 ]
 VOCAB_SIZE = 32
 # Between two trials of a client whose call broke.
