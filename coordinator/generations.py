@@ -94,6 +94,8 @@ class Generations:
         # A custom drafter may raise here, before the target counts the generation.
         policy = self.policies.make(request)
         target = RemoteTarget(self._placement(choice, endpoint), request, self.target_timeout_s)
+        if self.synthetic is not None:
+            choice.context.target_decides = False
         return generate(choice.context, policy, target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:

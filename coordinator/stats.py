@@ -35,7 +35,7 @@ class Round:
     @property
     def verify_s(self) -> float:
         """Returns the seconds of the target's answer, without what its draft head took."""
-        return self.verified_s - self.proposed_s - self.verify_result.report.drafting_us / 1e6
+        return max(0.0, self.verified_s - self.proposed_s - self.verify_result.report.drafting_us / 1e6)
 
 
 @dataclass(slots=True)

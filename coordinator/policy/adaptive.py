@@ -251,7 +251,8 @@ class AdaptivePolicy(Policy):
         if len(self._plan) or self._asked_for is not None:
             return False
         plain_s, overhead_s = self._costs.verify_s(0), self._costs.level.plain.overhead_s
-        return self._interruptions.value * (plain_s - overhead_s) < overhead_s
+        interrupts = self._interruptions.value
+        return interrupts * (plain_s - overhead_s) < (1 - interrupts) * overhead_s
 
     def learn(self, finished: Round) -> None:
         super().learn(finished)

@@ -43,7 +43,7 @@ class Policy(ABC):
             self._head.ask(context, proposal, *self.next_length())
         if self.goes_on and context.target_decides:
             # As many as have room whatever they accept.
-            num_rounds = (context.num_remaining - len(proposal) - 1) // (proposal.num_next + 1)
+            num_rounds = (context.num_remaining - len(proposal) - proposal.num_next - 1) // (proposal.num_next + 1)
             proposal.num_more_rounds = max(0, min(MOST_ROUNDS, num_rounds))
         return proposal
 

@@ -77,10 +77,12 @@ class Pending:
         del self._waiting[answer.command_id]
         if kind == "failure":
             future.set_exception(_error_of(answer.failure))
-        else:
-            if answer.has_more and on_more is not None:
-                on_more(self.expect(answer.command_id, kind, on_more=on_more))
-            future.set_result(getattr(answer, kind))
+            return
+        future.set_result(getattr(answer, kind))
+        if answer.has_more:
+            if on_more is None:
+                raise Unavailable("the server went on with rounds that it was not to go on with")
+            on_more(self.expect(answer.command_id, kind, on_more=on_more))
 
     def fail(self, error: Unavailable) -> None:
         for future, *_ in self._waiting.values():

@@ -9,12 +9,13 @@ is corrected and the command sent again.
 
 import asyncio
 import copy
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from coordinator.remote.link import Command, Link
-from coordinator.remote.pending import CacheError, OnMore, OnPart
+from coordinator.remote.pending import CacheError, OnMore, OnPart, ServerLost
 from coordinator.remote.placement import Placement
 from coordinator.request import Request
 from paceline.checks import with_known
@@ -53,12 +54,13 @@ class RemoteSequence:
         self._length = 0
         # Whether the server still has tokens after these: they are truncated with the next command.
         self._is_longer = False
-        # The answer to the round that the server goes on with by itself, and what it feeds: the newest token's position, that
-        # token and drafts.
-        self._coming: asyncio.Future[Any] | None = None
+        # The answers to rounds that the server goes on with by itself, and what the first of them feeds: the newest token's
+        # position, that token and drafts. How many more may come.
+        self._coming: deque[asyncio.Future[Any]] = deque()
         self._coming_from: tuple[int, list[int]] = 0, []
-        # Whether the last round was such a one.
-        self.is_unasked = False
+        self._num_to_come = 0
+        # Whether the server waited for the last round's message: it had gone on neither with it nor with another one.
+        self.target_waited = True
 
     @property
     def length(self) -> int:
@@ -75,30 +77,37 @@ class RemoteSequence:
         return proposal
 
     async def verify(
-        self, tokens: list[int], drafts: Sequence[int], fill: FillVerify, on_part: OnPart | None = None
-    ) -> verify_pb2.VerifyResult:
+        self, tokens: list[int], drafts: Sequence[int], fill: FillVerify, on_part: OnPart | None = None,
+        num_more_rounds: int = 0,
+    ) -> verify_pb2.VerifyResult:  # fmt: skip
         """Sends one Verify with the tail and `drafts`, and returns its answer. Sends none for a round that the server goes on with.
 
         on_part: gets parts that precede the answer, all of them again after each `fill`.
+        num_more_rounds: that the server may go on with behind it, if it is sent.
 
-        Raises Unavailable if the link breaks, and the server's errors.
+        Raises Unavailable if the link breaks, the server's errors, and FatalRequest if servers die of the sequence.
         """
 
         def fill_with_drafts(verify: verify_pb2.Verify) -> None:
             verify.draft_tokens.extend(drafts)
+            verify.num_more_rounds = self._num_to_come = num_more_rounds
             fill(verify)
 
+        if self._coming and not self._is_open:
+            self._on_lost_coming()
+        self.target_waited = not self._coming
         verify_result: verify_pb2.VerifyResult | None = None
-        if self._goes_on_with(tokens, drafts):
+        if self._coming and self._coming_from == (len(tokens) - 1, [tokens[-1], *drafts]):
             verify_result = await self._come(tokens)
-        self.is_unasked = verify_result is not None
         if verify_result is None:
-            verify_result = await self._feed("verify", tokens, fill_with_drafts, on_part, self._expect)
+            on_more = self._expect if num_more_rounds else None
+            verify_result = await self._feed("verify", tokens, fill_with_drafts, on_part, on_more)
         self._length += len(drafts)
-        if self._coming is not None:
-            num_accepted = next((at for at, each in enumerate(drafts) if verify_result.tokens[at] != each), len(drafts))
-            newest = verify_result.tokens[num_accepted]
-            self._coming_from = len(tokens) + num_accepted, [newest, *verify_result.next_drafts.tokens]
+        if self._coming and len(verify_result.tokens) == len(drafts) + 1:
+            pairs = enumerate(zip(drafts, verify_result.tokens, strict=False))
+            num_accepted = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
+            following = [verify_result.tokens[num_accepted], *verify_result.next_drafts.tokens]
+            self._coming_from = len(tokens) + num_accepted, following
         return verify_result
 
     def start(self, tail: list[int], fill: FillPropose) -> ComingProposal | None:
@@ -139,7 +148,7 @@ class RemoteSequence:
     def fork(self, length: int) -> "RemoteSequence":
         """Returns a sequence that shares the first `length` tokens. Does not wait: after a failure it sends a longer tail."""
         forked = copy.copy(self)
-        forked._epoch, forked._length, forked._is_longer = 0, 0, False
+        forked._epoch, forked._length, forked._is_longer, forked._coming = 0, 0, False, deque()
         if min(length, self.length) > 0:
             self._send_truncate()
             forked._ensure_open()
@@ -162,20 +171,18 @@ class RemoteSequence:
         return self._epoch != 0 and self._epoch == self._link.epoch and self._link.is_up
 
     def _expect(self, coming: asyncio.Future[Any]) -> None:
-        self._coming = coming
-
-    def _goes_on_with(self, tokens: list[int], drafts: Sequence[int]) -> bool:
-        """Returns whether the server goes on with this round by itself: it feeds the newest token and its head's drafts."""
-        return self._coming is not None and self._coming_from == (len(tokens) - 1, [tokens[-1], *drafts])
+        """Raises Unavailable if the server goes on with more rounds than it was told."""
+        if self._num_to_come == 0:
+            raise Unavailable("the server went on with more rounds than it was to go on with")
+        self._num_to_come -= 1
+        self._coming.append(coming)
 
     async def _come(self, tokens: list[int]) -> verify_pb2.VerifyResult | None:
         """Returns the answer to the round that the server goes on with; None if that was not to be."""
-        coming, self._coming = self._coming, None
-        assert coming is not None
-        # The server may be ahead until the answer comes.
+        # The server may be ahead until the answer has come.
         self._is_longer = True
         try:
-            answer: verify_pb2.VerifyResult = await coming
+            answer: verify_pb2.VerifyResult = await self._coming.popleft()
         except CacheError as error:
             self._correct(min(error.cache_length, self.length))
             return None
@@ -185,17 +192,26 @@ class RemoteSequence:
         except asyncio.CancelledError:
             self.release()
             raise
-        self._length, self._is_longer = len(tokens), False
-        self._placement.num_fed = len(tokens)
+        self._length = self._placement.num_fed = len(tokens)
+        self._is_longer = False
         return answer
+
+    def _on_lost_coming(self) -> None:
+        """Gives up what a server that is gone went on with. Raises FatalRequest if servers die of the sequence."""
+        errors = [each.exception() for each in self._coming if each.done() and not each.cancelled()]
+        self._leave_coming()
+        for error in errors:
+            if isinstance(error, ServerLost):
+                self._placement.on_lost(error)
 
     def _leave_coming(self) -> None:
         """Gives up what the server goes on with: it has tokens that nobody waits for."""
-        if self._coming is not None:
-            if not self._coming.cancel() and not self._coming.cancelled():
+        while self._coming:
+            coming = self._coming.popleft()
+            if not coming.cancel():
                 # Retrieved, so that it is not reported.
-                self._coming.exception()
-            self._coming, self._is_longer = None, True
+                coming.exception()
+            self._is_longer = True
 
     async def _feed(
         self, name: str, tokens: list[int], fill: Callable[[Any], None], on_part: OnPart | None = None,

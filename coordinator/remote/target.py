@@ -56,15 +56,16 @@ class RemoteTarget:
             if proposal.num_next and self._placement.link.draft_head_times is not None:
                 verify.num_next_drafts = proposal.num_next
                 verify.next_min_probability = proposal.next_min_probability
-            verify.num_more_rounds = proposal.num_more_rounds
 
         answer = await self._placement.retry(
             self._timeout_s,
-            lambda: self._sequence.verify(context.tokens, proposal.tokens, fill, parts.append),
+            lambda: self._sequence.verify(
+                context.tokens, proposal.tokens, fill, parts.append, proposal.num_more_rounds
+            ),
         )
         if context.num_generated == 0:
             self._placement.learn_cached(answer.cached_tokens)
-        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.is_unasked)
+        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.target_waited)
         if not self._scores:
             return verify_result
         logprobs: list[PositionLogprobs] = []
@@ -99,14 +100,14 @@ class RemoteTarget:
 
 
 def verify_result_from_answer(
-    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, is_unasked: bool = False
+    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, target_waited: bool = True
 ) -> VerifyResult:
     """Raises InvalidArgument if sizes do not match."""
     tokens, num_matched = list(answer.tokens), proposal.num_matched(rule)
     sizes = [len(support) for support in proposal.supports] if rule is Rule.REJECTION else []
     report = VerifyReport(
         answer.cached_tokens, answer.compute_us, answer.queued_us, next_drafts=_next_drafts(answer),
-        drafting_us=answer.drafting_us, is_unasked=is_unasked,
+        drafting_us=answer.drafting_us, target_waited=target_waited,
     )  # fmt: skip
     first_invalid_position = answer.first_invalid_position if answer.HasField("first_invalid_position") else None
     _require_count("tokens", tokens, num_matched + 1)

@@ -122,6 +122,17 @@ class SometimesDrafts(FixedPolicy):
         return Proposal([*right, (next_token([*context.tokens, *right]) + 1) % 400])
 
 
+class Slow(FixedPolicy):
+    """Lets the target get far ahead before it has nothing to propose, as a draft server that is late does."""
+
+    def __init__(self) -> None:
+        super().__init__(NoDrafter(), 0)
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        await asyncio.sleep(0.005)
+        return Proposal()
+
+
 @contextlib.asynccontextmanager
 async def linked(fake: FakeTarget, folder: Path) -> AsyncIterator[Pool]:
     async with serving(fake, f"unix:{folder}/target.sock") as address:
@@ -172,6 +183,50 @@ async def test_drafts_make_the_server_drop_what_it_went_on_with(tmp_path: Path, 
             assert before.truncate.length == command.verify.position
 
 
+async def test_answers_that_came_long_ago_are_taken_in_their_order(tmp_path: Path) -> None:
+    fake = FakeTarget()
+    async with linked(fake, tmp_path) as pool:
+        assert await decode(pool, plain_context(), Slow()) == expected()
+        assert fake.kinds().count("verify") == -(-NUM_TOKENS // (MOST_ROUNDS + 1))
+
+
+@pytest.mark.parametrize("num_told", [0, 3])
+async def test_a_server_that_goes_on_unasked_is_no_server(
+    tmp_path: Path, num_told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be waited for in vain."""
+    monkeypatch.setattr("coordinator.policy.policy.MOST_ROUNDS", num_told)
+    fake, answers = FakeTarget(), FakeTarget.answers
+
+    def more(command: Any, cache: list[int]) -> list[model_pb2.Answer]:
+        command.verify.num_more_rounds += 2 - fake.kinds().count("open")
+        return answers(fake, command, cache)
+
+    monkeypatch.setattr(fake, "answers", more)
+    async with linked(fake, tmp_path) as pool:
+        assert await decode(pool, plain_context()) == expected()
+        # The stream was given up, and the next server keeps to what it is told.
+        assert fake.kinds().count("open") == 2
+
+
+@pytest.mark.parametrize("policy", [FixedPolicy(NoDrafter(), 0), Slow(), SometimesDrafts(2)])
+async def test_a_server_that_dies_of_a_round_that_it_goes_on_with_has_died_of_the_request(
+    tmp_path: Path, policy: FixedPolicy
+) -> None:
+    fake = FakeTarget()
+    async with linked(fake, tmp_path) as pool:
+        context = plain_context()
+        placement, losses = Placement(pool, context.request, context.tokens), []
+        placement.on_lost = losses.append  # type: ignore[method-assign]
+        fake.breaks_at = 3
+        target = RemoteTarget(placement, context.request, 20)
+        async for _ in generate(context, policy, target, GenerationStats()):
+            while fake.num_answers == fake.breaks_at and pool.is_up:
+                await asyncio.sleep(0.01)
+        assert context.tokens == expected()
+        assert len({each.loss for each in losses}) == 1
+
+
 @pytest.mark.parametrize("answer", [1, 2, 5, 17])
 async def test_a_link_that_breaks_meanwhile_costs_no_token(tmp_path: Path, answer: int) -> None:
     fake = FakeTarget()
@@ -200,7 +255,7 @@ async def test_an_error_is_the_generation_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_rounds", [1, 4])
 async def test_one_that_is_cut_off_leaves_nothing_behind(tmp_path: Path, num_rounds: int) -> None:
-    """What the server went on with is no text of this request, which others with its prefix might find."""
+    """What the server went on with is no text of this request."""
     fake = FakeTarget()
     async with linked(fake, tmp_path) as pool:
         context = plain_context()

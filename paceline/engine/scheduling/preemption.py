@@ -17,6 +17,21 @@ from paceline.errors import ResourceExhausted
 
 # A sequence that is idle for longer than this may be preempted for a younger one.
 LONG_S = 10.0
+# One that found no room comes back within this time, and then finds younger ones idle.
+RETRY_S = 2.0
+
+
+class Refusal:
+    """The last sequence that found no room: younger ones do not go on by themselves, for running they can't be preempted."""
+
+    def __init__(self) -> None:
+        self._order, self._since_s = 0, -RETRY_S
+
+    def note(self, state: SequenceState) -> None:
+        self._order, self._since_s = state.opened_order, time.perf_counter()
+
+    def concerns(self, state: SequenceState) -> bool:
+        return state.opened_order > self._order and time.perf_counter() - self._since_s < RETRY_S
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:

@@ -60,7 +60,7 @@ class SequenceState:
     opened_order: int
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None
-    # The job's command, or the last job's.
+    # The job's command.
     start: Start = NO_START
     # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
     num_decided: int = 0
@@ -82,5 +82,5 @@ class SequenceState:
         return grammar is None or grammar.compiling.done()
 
     def end_job(self) -> None:
-        self.job = None
+        self.job, self.start = None, NO_START
         self.idle_since_s = time.perf_counter()

@@ -14,6 +14,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.recurrent_sequence import open_sequence
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, OpenAck, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.preemption import Refusal
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
     Aborted,
@@ -32,9 +33,10 @@ class Session:
         self, pool: BlockPool, max_model_len: int,
         reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
         on_close: OnClose | None = None, call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
+        refusal: Refusal | None = None,
     ) -> None:  # fmt: skip
         """`reserve_blocks(state, length)` may preempt sequences; `on_close` gets the usage of traced sequences; `call_later`
-        takes what is to run on the worker's thread.
+        takes what is to run on the worker's thread; `refusal`: of all sessions.
         """
         self._pool = pool
         self._max_model_len = max_model_len
@@ -43,6 +45,7 @@ class Session:
         self._counts = counts
         self._on_close = on_close
         self._call_later = call_later
+        self._refusal = refusal or Refusal()
         self._states: dict[int, SequenceState] = {}
         # The sequences with a job, in the order in which they got it.
         self.running: dict[SequenceState, Job] = {}
@@ -96,7 +99,10 @@ class Session:
 
     def _follow(self, state: SequenceState, job: Job, start: Start) -> bool:
         """Starts what the job goes on with by itself, unless the sequence has another command."""
-        if state.waiting or (following := job.follow(start)) is None:
+        # A recurrent state can't be taken back: what the coordinator does not want would have to be read again.
+        if state.waiting or state.sequence.slot is not None or self._refusal.concerns(state):
+            return False
+        if (following := job.follow(start)) is None:
             return False
         try:
             # The job's rejected drafts.
@@ -114,8 +120,9 @@ class Session:
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.usage is not None:
             state.usage.failure = error
+        command_id = state.start.command_id
         self._end_job(state)
-        self._fail_id(state.start.command_id, error, state)
+        self._fail_id(command_id, error, state)
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
@@ -239,6 +246,7 @@ class Session:
         try:
             self._reserve_blocks(state, length)
         except ResourceExhausted:
+            self._refusal.note(state)
             sequence.truncate(command.position)
             raise
         state.num_decided = begin + len(command.tail)

@@ -23,7 +23,7 @@ from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.load_meter import LoadMeter
-from paceline.engine.scheduling.preemption import reserve
+from paceline.engine.scheduling.preemption import Refusal, reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
@@ -58,6 +58,7 @@ class Worker:
         # Engine steps so far. Other threads read it.
         self.num_steps = 0
         self.counts = WorkerCounts()
+        self._refusal = Refusal()
         self.load = LoadMeter()
         # Whether to check the cache's bookkeeping when idle.
         self.checks_integrity = False
@@ -105,6 +106,7 @@ class Worker:
             self.counts,
             self._on_close,
             self._inbox.put,
+            self._refusal,
         )
         self._inbox.put(lambda: self._sessions.__setitem__(session, deliver))
         return session

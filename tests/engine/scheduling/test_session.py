@@ -279,3 +279,18 @@ def test_it_ends_where_no_block_is_left_and_others_find_no_fault() -> None:
     answer = stream.session.answers[-1]
     assert (answer.command_id, answer.result, answer.has_more) == (1, list(range(8)), False)
     assert stream.session.states[0].failure is None
+
+
+def test_a_younger_one_does_not_go_on_while_an_older_one_finds_no_room() -> None:
+    """One that runs can't be preempted, and the older one's next attempt must find it idle."""
+    stream = Stream()
+    stream.send(opening(1), opening(2), start(1, 1, list(range(8))))
+    stream.feed()
+    stream.send(replace(start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))), make_job=GoingOn))
+    stream.send(start(3, 1, list(range(40)), position=8))
+    assert isinstance(stream.results[3], ResourceExhausted)
+    stream.feed()
+    assert (stream.session.answers[-1].command_id, stream.session.answers[-1].has_more) == (2, False)
+    stream.send(Truncate(4, 1, 8), start(5, 1, list(range(40)), position=8))
+    stream.feed()
+    assert stream.results[5] == [*range(8), *range(40)]
