@@ -25,7 +25,8 @@ from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.consistency import EMBEDDING, HEAD
-from paceline.engine.models.draft_heads import FORMAT, LoadedDraftHead, known_head, load_draft_head
+from paceline.engine.models.draft_heads.head import LoadedDraftHead
+from paceline.engine.models.draft_heads.loading import known_head, load_draft_head
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
@@ -125,7 +126,7 @@ def build_cpu(
     facts, copy_blocks = None, _copying(attention.copy_blocks)
     if head is not None and drafting is not None:
         progress(f"drafts with the head {head.name}")
-        facts = DraftHeadFacts(head.name, FORMAT, head.weights_fingerprint, drafting.measure)
+        facts = DraftHeadFacts(head.name, head.format, head.weights_fingerprint, drafting.measure)
         copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
         runner,
@@ -142,7 +143,7 @@ def build_cpu(
 
 def _load_head(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress
-) -> LoadedDraftHead | None:
+) -> LoadedDraftHead[Any] | None:
     """Raises ConfigError for a head that was asked for. One that comes with Paceline is left out if it does not fit."""
     folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
     if folder is None or folder == "none":
@@ -182,7 +183,7 @@ _Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
 
 def _build_llama(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
-    fit: Callable[..., int], head: LoadedDraftHead | None,
+    fit: Callable[..., int], head: LoadedDraftHead[Any] | None,
 ) -> tuple[*_Built, HeadDrafting | None]:  # fmt: skip
     cache_dtype, shape, dtype = CACHE_DTYPES[config.kv_dtype], loaded.config, CACHE_DTYPES[config.dtype]
     block_bytes, lent_rows = make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes, None

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.engine.models.draft_heads import TARGET_KEY, load_draft_head
+from paceline.engine.models.draft_heads.head import TARGET_KEY
+from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.dummy import dummy_config
 from paceline.engine.models.model_config import ModelConfig
 from paceline.errors import ConfigError
