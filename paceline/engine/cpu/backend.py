@@ -15,6 +15,7 @@ import torch
 from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.eagle import CpuEagle
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
 from paceline.engine.cpu.kernels.processor import pin_workers
@@ -25,6 +26,8 @@ from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.consistency import EMBEDDING, HEAD
+from paceline.engine.models.draft_heads.eagle import EAGLE
+from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.draft_heads.loading import known_head, load_draft_head
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
@@ -159,6 +162,19 @@ def _load_head(
         return None
 
 
+def _eagle3(
+    head: LoadedDraftHead[Any], model: CpuLlama, quantization: str, lent_rows: torch.Tensor | None
+) -> CpuEagle3:
+    return CpuEagle3(head, model.config, model.max_model_len, quantization, model.embed, lent_rows)
+
+
+# By format: what computes a head, and how it is asked for drafts.
+HEADS: dict[str, tuple[Callable[..., Any], type[HeadDrafting]]] = {
+    EAGLE3.name: (_eagle3, HeadDrafting),
+    EAGLE.name: (CpuEagle, HeadDrafting),
+}
+
+
 CopyBlocks = Callable[[list[int], list[int]], None]
 
 
@@ -190,7 +206,7 @@ def _build_llama(
     if head is not None:
         layer = head.config.layer
         block_bytes += head_block_bytes(layer, layer.hidden_size, block_size, dtype, cache_dtype)
-        if "lm_head.weight" not in head.tensors:
+        if "lm_head.weight" not in head.tensors and (head.format == EAGLE3.name or len(head.ids) < shape.vocab_size):
             output = loaded.tensors[EMBEDDING if shape.tied_embeddings else HEAD]
             lent_rows = as_tensor(output, DTYPES[config.dtype])[torch.from_numpy(head.ids)] * shape.scales.logit
     num_blocks = fit(block_bytes)
@@ -208,8 +224,9 @@ def _build_llama(
     if head is not None:
         # It changes no output, so like a draft model's its products may be the fastest.
         quantization = "none" if config.dtype == "float32" else config.quantization
-        built = CpuEagle3(head, shape, model.max_model_len, quantization, model.embed, lent_rows)
-        drafting = HeadDrafting(model, built, num_blocks, block_size, dtype, cache_dtype)
+        build, kind = HEADS[head.format]
+        built = build(head, model, quantization, lent_rows)
+        drafting = kind(model, built, num_blocks, block_size, dtype, cache_dtype)
     return model, num_blocks, partial(check_batch_invariance, model), drafting
 
 

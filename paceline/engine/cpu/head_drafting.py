@@ -16,6 +16,7 @@ import numpy as np
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.sequence import Sequence as CacheSequence
+from paceline.engine.cpu.eagle import CpuEagle
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.cpu.kernels.attention import AttentionPlan
@@ -42,7 +43,7 @@ class HeadDrafting:
     def __init__(
         self,
         model: CpuLlama,
-        head: CpuEagle3,
+        head: CpuEagle | CpuEagle3,
         num_blocks: int,
         block_size: int,
         dtype: np.dtype[Any],

@@ -192,8 +192,9 @@ class CpuLlama:
         products = [each for layer in self.layers for each in layer.products]
         # One of each class, which says how rows are padded.
         self._products = list({type(each): each for each in products}.values())
-        # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
-        self._norm = _take_norm(tensors, "model.norm.weight", config) * np.float32(config.scales.logit)
+        self._last_norm = _take_norm(tensors, "model.norm.weight", config)  # [hidden_size]
+        # The head is linear, so the logits' factor can be the norm's.
+        self._norm = self._last_norm * np.float32(config.scales.logit)
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
         self.head, head_linear = _make_head(head, ids, make, config, draft_vocab_size)
@@ -275,7 +276,19 @@ class CpuLlama:
         if num_wanted == 0:
             return torch.empty((0, 0))
         x = pad_rows(x, self.head.padded(num_wanted))
-        logits = self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
+        return self._capped(self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted])
+
+    def normed(self, x: Array) -> Array:
+        """Returns rows as the head's matrix reads them, but for the logits' factor. x: [num_rows, hidden_size]."""
+        return rms_norm(x, self._last_norm, self.config.norm_eps)
+
+    def project(self, normed: Array) -> torch.Tensor:
+        """normed: [num_rows, hidden_size] -> [num_rows, head_size] float32."""
+        num_rows = len(normed)
+        logits = self.head(pad_rows(normed, self.head.padded(num_rows)))[:num_rows]
+        return self._capped(logits * self.config.scales.logit)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         if cap := self.config.scales.logit_cap:
             cap_rows(logits.numpy(), cap)
         return logits

@@ -88,6 +88,11 @@ def read_one_layer(fields: Mapping[str, Any], target: ModelConfig) -> ModelConfi
     return layer
 
 
+def require_vocabulary(layer: ModelConfig, target: ModelConfig) -> None:
+    if layer.vocab_size != target.vocab_size:
+        raise ConfigError(f"vocab_size is {layer.vocab_size}; the target's is {target.vocab_size}")
+
+
 def read_taps(taps: Any, field: str, most: int, target: ModelConfig) -> tuple[int, ...]:
     """Reads what `taps` says of `field`: numbers of the target's layers, up to `most`."""
     are_numbers = isinstance(taps, list) and bool(taps) and all(type(each) is int for each in taps)
@@ -99,11 +104,15 @@ def read_taps(taps: Any, field: str, most: int, target: ModelConfig) -> tuple[in
 
 
 def layer_shapes(layer: ModelConfig, index: int) -> Shapes:
-    """Returns what a layer must have, by its name in a head: `layers.0.mlp.down_proj.weight`."""
+    """Returns what a layer must have, biases included, by its name in a head: `layers.0.mlp.down_proj.weight`."""
     prefix = f"model.layers.{index}."
-    return {
+    shapes = {
         name.removeprefix("model."): shape for name, shape in needed_shapes(layer).items() if name.startswith(prefix)
     }
+    for flag, names in layer.architecture.biases.items():
+        if not flag or getattr(layer.source, flag, False):
+            shapes |= {f"layers.{index}.{name}.bias": shapes[f"layers.{index}.{name}.weight"][:1] for name in names}
+    return shapes
 
 
 def require_target(given: Mapping[str, Any], fingerprint: str) -> None:
@@ -112,12 +121,15 @@ def require_target(given: Mapping[str, Any], fingerprint: str) -> None:
         raise ConfigError(f"it was trained with the target weights {named!r}; these are {fingerprint!r}")
 
 
-def take_ids(tensors: Tensors, given: Mapping[str, Any], target: ModelConfig) -> NDArray[np.int64]:
-    """Takes the tokens that the head drafts out of `tensors`: `d2t` has each token's id, less its index."""
+def take_ids(tensors: Tensors, given_size: int, target: ModelConfig) -> NDArray[np.int64]:
+    """Takes the tokens that the head drafts out of `tensors`: `d2t` has each token's id, less its index.
+
+    given_size: the number of tokens, if the head has no output matrix of its own.
+    """
     offsets, is_drafted = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if is_drafted is not None and len(is_drafted) != target.vocab_size:
         raise ConfigError(f"t2d knows {len(is_drafted)} tokens; the target has {target.vocab_size}")
-    size = len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else given.get("draft_vocab_size")
+    size = len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else given_size
     if offsets is None:
         if size != target.vocab_size:
             raise ConfigError(f"its lm_head has {size} tokens and d2t is missing; the target has {target.vocab_size}")

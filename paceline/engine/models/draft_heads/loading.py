@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.catalog.known_models import HEADS
+from paceline.engine.models.draft_heads.eagle import EAGLE
 from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.draft_heads.head import (
     HeadFormat,
@@ -23,7 +24,8 @@ from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.shapes import Tensors
 from paceline.errors import ConfigError
 
-FORMATS = (EAGLE3,)
+# Those of whose own config less is known come last.
+FORMATS = (EAGLE3, EAGLE)
 
 
 def known_head(model: str) -> str | None:
@@ -55,7 +57,7 @@ def load_draft_head(
         config = kind.read(given, of_layer, target)
         require_target(given, target_fingerprint)
         named = {kind.name_of(name): tensor for name, tensor in tensors.items()}
-        ids = take_ids(named, given, target)
+        ids = take_ids(named, given.get("draft_vocab_size", config.layer.vocab_size), target)
         check_tensors(named, *kind.shapes(config, target, len(ids)), kind.name)
     except ConfigError as error:
         raise ConfigError(f"draft_head {folder!r}: {error}") from error
