@@ -96,4 +96,24 @@ def write_eagle(folder: Path, tensors: Tensors | None = None, model: str = "tiny
     made.save(folder, own, tensors, {}, {"speculators_model_type": "eagle", "fusion_bias": True} | changes)
 
 
-WRITERS: dict[str, Callable[..., None]] = {"eagle3": write_head, "eagle": write_eagle}
+def write_dflash(folder: Path, tensors: Tensors | None = None, model: str = "tiny", **changes: Any) -> None:
+    """Writes a DFlash head of two layers, as `write_head` does."""
+    made = Maker(model)
+    width, head_dim = made.width, made.head_dim
+    own = {
+        "fc.weight": made.matrix(width, len(TAPS[:2]) * width), "hidden_norm.weight": made.norm(width),
+        "norm.weight": made.norm(width),
+    }  # fmt: skip
+    for index in range(2):
+        layer = {"input_layernorm": made.norm(width)} | made.layer(width)
+        layer |= {"self_attn.q_norm": made.norm(head_dim), "self_attn.k_norm": made.norm(head_dim)}
+        own |= {f"layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+    layers = {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": head_dim}
+    config = {
+        "speculators_model_type": "dflash", "draft_vocab_size": made.vocab_size, "block_size": 6,
+        "mask_token_id": made.vocab_size - 1, "aux_hidden_state_layer_ids": TAPS[:2],
+    }  # fmt: skip
+    made.save(folder, own, tensors, layers, config | changes)
+
+
+WRITERS: dict[str, Callable[..., None]] = {"eagle3": write_head, "eagle": write_eagle, "dflash": write_dflash}

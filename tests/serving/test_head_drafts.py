@@ -223,8 +223,17 @@ def test_several_sequences_draft_as_each_alone(target: RawSession) -> None:
     ]
     answers = [target.answer(each).verify_result for each in target.send_together(commands)]
     for number, (answer, context) in enumerate(zip(answers, contexts, strict=True)):
-        _, tokens, _ = fresh(target, context)[1]
-        assert list(answer.next_drafts.tokens) == ([] if number == 2 else tokens[:number])
+        _, tokens, _ = drafts_of(Opened(target).verify(context, num_next=number))
+        assert list(answer.next_drafts.tokens) == ([] if number == 2 else tokens)
+        assert len(tokens) == number
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 2 * BLOCK_SIZE + 1))
+def test_behind_a_context_of_any_length_all_are_drafted(target: RawSession, head_format: str, num_tokens: int) -> None:
+    """Each has a place in the cache. No more are drafted than a head can."""
+    for num_next, most in ((NUM_NEXT, NUM_NEXT), (16, 5 if head_format == "dflash" else 16)):
+        _, tokens, _ = drafts_of(Opened(target).verify(PROMPT[:num_tokens], num_next=num_next))
+        assert len(tokens) == most
 
 
 def test_drafting_stops_where_it_is_not_sure(target: RawSession) -> None:

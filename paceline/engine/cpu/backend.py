@@ -15,6 +15,8 @@ import torch
 from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.block_drafting import BlockDrafting
+from paceline.engine.cpu.dflash import CpuDFlash
 from paceline.engine.cpu.eagle import CpuEagle
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
@@ -26,6 +28,7 @@ from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.consistency import EMBEDDING, HEAD
+from paceline.engine.models.draft_heads.dflash import DFLASH
 from paceline.engine.models.draft_heads.eagle import EAGLE
 from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
@@ -172,6 +175,7 @@ def _eagle3(
 HEADS: dict[str, tuple[Callable[..., Any], type[HeadDrafting]]] = {
     EAGLE3.name: (_eagle3, HeadDrafting),
     EAGLE.name: (CpuEagle, HeadDrafting),
+    DFLASH.name: (CpuDFlash, BlockDrafting),
 }
 
 

@@ -112,7 +112,10 @@ class CpuLayer:
         part_at: see `attend_by`.
         """
         qkv = self.qkv(row)  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        mixed = attend_by(part_at, qkv, plan, self.rotation, self.scoring, eps, cache)
+        return self.add_attended(x, attend_by(part_at, qkv, plan, self.rotation, self.scoring, eps, cache), eps)
+
+    def add_attended(self, x: Array, mixed: Array, eps: float) -> Array:
+        """Computes what follows attention. mixed: [num_rows, heads * head_dim]."""
         x = self._add_product(x, mixed, self.output, self.output_norm, eps)
         gate_up = self.gate_up(rms_norm(x, self.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return self._add_product(x, activate(gate_up, self.activation), self.down, self.down_norm, eps)

@@ -32,7 +32,7 @@ LAYER = {
 NOTHING = torch.empty(0)
 # What changes in the folder, and what the error says.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
-    "another kind": ({"speculators_model_type": "medusa"}, {}, "speculators_model_type is 'medusa'; supported: eagle3, eagle"),
+    "another kind": ({"speculators_model_type": "medusa"}, {}, "speculators_model_type is 'medusa'; supported: eagle3, dflash, eagle"),
     "another width": (
         {"transformer_layer_config": LAYER | {"hidden_size": 128}},
         {},

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.catalog.known_models import HEADS
+from paceline.engine.models.draft_heads.dflash import DFLASH
 from paceline.engine.models.draft_heads.eagle import EAGLE
 from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.draft_heads.head import (
@@ -25,7 +26,7 @@ from paceline.engine.models.shapes import Tensors
 from paceline.errors import ConfigError
 
 # Those of whose own config less is known come last.
-FORMATS = (EAGLE3, EAGLE)
+FORMATS = (EAGLE3, DFLASH, EAGLE)
 
 
 def known_head(model: str) -> str | None:
