@@ -248,8 +248,8 @@ def start_of(command: Command, position: int, tail: list[int], spec: VerifySpec)
         command.sequence_id,
         position=position,
         tail=tail,
-        # Drafts of the draft head take a place as well, for as long as it drafts.
-        num_more=len(spec.drafts) + spec.num_next_drafts,
+        # Drafts of the draft head take a place as well, for as long as it drafts, and so does the token before them.
+        num_more=len(spec.drafts) + (spec.num_next_drafts + 1 if spec.num_next_drafts else 0),
         # The last tail token must be fed for its logits. To score the prompt, all must be fed.
         num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
         make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),

@@ -244,15 +244,16 @@ class AdaptivePolicy(Policy):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the message that a round would wait for is worth more than what it takes if it has to be drafts instead.
+        """Whether the messages saved are worth more than the time that drafts wait for a round which tells them nothing.
 
-        These wait until it is over, and it tells them nothing.
+        They wait for a forward pass, less the message that they would have waited for; for half of one where messages take
+        longer.
         """
         if len(self._plan) or self._asked_for is not None:
             return False
-        plain_s, overhead_s = self._costs.verify_s(0), self._costs.level.plain.overhead_s
-        interrupts = self._interruptions.value
-        return interrupts * (plain_s - overhead_s) < (1 - interrupts) * overhead_s
+        interrupts, message_s = self._interruptions.value, self._costs.level.plain.overhead_s
+        forward_s = self._costs.verify_s(0) - message_s
+        return interrupts * max(forward_s - message_s, forward_s / 2) < (1 - interrupts) * message_s
 
     def learn(self, finished: Round) -> None:
         super().learn(finished)

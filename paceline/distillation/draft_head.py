@@ -1,4 +1,4 @@
-"""A draft head to train: one decoder layer on the target's hidden states (EAGLE-3; see `engine.models.draft_heads`).
+"""A draft head to train: one decoder layer on the target's hidden states (EAGLE-3; see `engine.models.draft_heads.eagle3`).
 
 It begins as the target's last layer, which reads the highest of the states and knows nothing of tokens yet.
 """
@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from paceline.engine.models.architectures import Scales
-from paceline.engine.models.draft_heads import LAYER, TARGET_KEY, LoadedDraftHead, usual_taps
+from paceline.engine.models.draft_heads.eagle3 import LAYER, Eagle3Config, usual_taps
+from paceline.engine.models.draft_heads.head import TARGET_KEY, LoadedDraftHead
 from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import as_tensor
@@ -149,7 +150,7 @@ def new_head(target: LoadedModel, state_size: float) -> DraftHead:
     return DraftHead(config, tensors)
 
 
-def require_own_form(head: LoadedDraftHead, taps: Sequence[int]) -> None:
+def require_own_form(head: LoadedDraftHead[Eagle3Config], taps: Sequence[int]) -> None:
     """Raises ConfigError for a head that computes something else than `DraftHead` trains."""
     config = head.config
     is_own = config.norms_each_state and config.norms_residual and not (config.norms_all_states or config.norms_output)
@@ -160,7 +161,7 @@ def require_own_form(head: LoadedDraftHead, taps: Sequence[int]) -> None:
         )
 
 
-def further_head(head: LoadedDraftHead) -> DraftHead:
+def further_head(head: LoadedDraftHead[Eagle3Config]) -> DraftHead:
     """Begins as a head that `save_head` has written."""
     return DraftHead(head.config.layer, dict(head.tensors))
 

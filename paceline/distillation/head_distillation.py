@@ -23,7 +23,9 @@ from paceline.distillation.run import Distillation
 from paceline.distillation.trainer import Trainer
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.consistency import EMBEDDING, HEAD
-from paceline.engine.models.draft_heads import LoadedDraftHead, load_draft_head, usual_taps
+from paceline.engine.models.draft_heads.eagle3 import Eagle3Config, usual_taps
+from paceline.engine.models.draft_heads.head import LoadedDraftHead
+from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.shapes import as_tensor
 from paceline.errors import ConfigError
 
@@ -63,7 +65,7 @@ class HeadDistillation(Distillation):
         beginning = new_head(self.target, self._state_size()) if given is None else further_head(given)
         return Trainer(beginning.to(config.device), head, objective, config.plan, config.device)
 
-    def _given(self) -> LoadedDraftHead | None:
+    def _given(self) -> LoadedDraftHead[Eagle3Config] | None:
         """Returns the head to train further, if there is one."""
         target, name = self.target, self.config.init_from
         if name == self.config.target:

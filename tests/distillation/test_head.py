@@ -26,7 +26,7 @@ from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.kernels.scalars import bits_of
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
-from paceline.engine.models.draft_heads import load_draft_head
+from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from paceline.sampling_params import SamplingParams

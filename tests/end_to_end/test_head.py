@@ -12,7 +12,7 @@ from paceline.errors import InvalidArgument
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Bounds, Drafter, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
-from tests.draft_heads import write_head
+from tests.draft_heads import WRITERS, write_head
 from tests.hosted import Host
 from tests.services import restart, running, start_service, wait_until_free
 
@@ -70,6 +70,23 @@ async def test_the_head_drafts_and_is_named(addresses: dict[str, str]) -> None:
         assert len(rounds) >= len(answer.traces) - 4
         assert answer.finish.speculation.accepted > 0
         assert answer.finish.timing.draft_ms > 0
+
+
+@pytest.mark.parametrize("name", ["eagle", "dflash"])
+async def test_no_token_depends_on_a_head_of_another_format(host: Host, tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / "head", model="tiny-32-a")
+    target = f"unix:{tmp_path}/target.sock"
+    host.start("target_server", "--listen", target, *UNLIKE_TARGET, *CHECKED, "--draft-head", f"{tmp_path}/head")
+    address = host.start("coordinator", "--draft", "none", "--target", target).address
+    async with AsyncClient(address) as client:
+        plain = await answers(client, SpeculationParams(enabled=False))
+        ways = [*HEAD[1:4], SpeculationParams()]
+        assert await asyncio.gather(*(answers(client, way) for way in ways * 2)) == [plain] * (2 * len(ways))
+        # A random head guesses little, but at this temperature most of a sample is the noise that it shares with the target.
+        sampled = [await client.complete(PROMPT, each, HEAD[2], trace=True) for each in (SAMPLINGS[2], SAMPLINGS[4])]
+        assert sum(each.finish.speculation.accepted for each in sampled) > 0
+        for each in sampled:
+            assert len([round_ for round_ in each.traces if round_.drafter == "head"]) >= len(each.traces) - 4
 
 
 async def test_what_the_head_can_not_do_is_done_without_it(addresses: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.rpc.model_messages import floats_from_bytes
 from tests.conftest import TINY
-from tests.draft_heads import write_head
+from tests.draft_heads import WRITERS
 from tests.hosted import Host, RefusedStart
 from tests.serving.raw_session import RawSession, opening, release, truncate, verify
 
@@ -18,10 +18,15 @@ BLOCK_SIZE, NUM_NEXT = 8, 5
 PROMPT = [number * 37 % 500 for number in range(29)]
 
 
-@pytest.fixture(scope="session")
-def heads_address(host: Host, tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture(scope="module", params=list(WRITERS))
+def head_format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def heads_address(host: Host, tmp_path_factory: pytest.TempPathFactory, head_format: str) -> str:
     folder = tmp_path_factory.mktemp("head")
-    write_head(folder / "head")
+    WRITERS[head_format](folder / "head")
     address = f"unix:{folder}/target.sock"
     options = (*TINY, "--block-size", str(BLOCK_SIZE), "--draft-head", str(folder / "head"))
     # Of a prompt and many drafts a step feeds a part.
@@ -218,8 +223,17 @@ def test_several_sequences_draft_as_each_alone(target: RawSession) -> None:
     ]
     answers = [target.answer(each).verify_result for each in target.send_together(commands)]
     for number, (answer, context) in enumerate(zip(answers, contexts, strict=True)):
-        _, tokens, _ = fresh(target, context)[1]
-        assert list(answer.next_drafts.tokens) == ([] if number == 2 else tokens[:number])
+        _, tokens, _ = drafts_of(Opened(target).verify(context, num_next=number))
+        assert list(answer.next_drafts.tokens) == ([] if number == 2 else tokens)
+        assert len(tokens) == number
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 2 * BLOCK_SIZE + 1))
+def test_behind_a_context_of_any_length_all_are_drafted(target: RawSession, head_format: str, num_tokens: int) -> None:
+    """Each has a place in the cache. No more are drafted than a head can."""
+    for num_next, most in ((NUM_NEXT, NUM_NEXT), (16, 5 if head_format == "dflash" else 16)):
+        _, tokens, _ = drafts_of(Opened(target).verify(PROMPT[:num_tokens], num_next=num_next))
+        assert len(tokens) == most
 
 
 def test_drafting_stops_where_it_is_not_sure(target: RawSession) -> None:
@@ -230,7 +244,7 @@ def test_drafting_stops_where_it_is_not_sure(target: RawSession) -> None:
     assert list(stopped.tokens) == list(everything.next_drafts.tokens[:3])
 
 
-def test_what_can_not_be_drafted_is_refused_by_name(target: RawSession) -> None:
+def test_what_can_not_be_drafted_is_refused_by_name(target: RawSession, head_format: str) -> None:
     def asking(**fields: Any) -> Any:
         def fill(command: Any) -> None:
             verify(0, PROMPT, [1], rule=fields.pop("rule", MATCH))(command)
@@ -249,7 +263,7 @@ def test_what_can_not_be_drafted_is_refused_by_name(target: RawSession) -> None:
         failure = target.ask(Opened(target).id, fill).failure
         assert failure.status.code == INVALID_ARGUMENT
         assert said in failure.status.message
-    assert target.describe().draft_head.format == "eagle3"
+    assert target.describe().draft_head.format == head_format
     assert [each.num_tokens for each in target.describe().draft_head.forward_times] == [1, 2, 4, 8]
 
 

@@ -15,6 +15,9 @@ import torch
 from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
+from paceline.engine.cpu.block_drafting import BlockDrafting
+from paceline.engine.cpu.dflash import CpuDFlash
+from paceline.engine.cpu.eagle import CpuEagle
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
 from paceline.engine.cpu.kernels.processor import pin_workers
@@ -25,7 +28,11 @@ from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.consistency import EMBEDDING, HEAD
-from paceline.engine.models.draft_heads import FORMAT, LoadedDraftHead, known_head, load_draft_head
+from paceline.engine.models.draft_heads.dflash import DFLASH
+from paceline.engine.models.draft_heads.eagle import EAGLE
+from paceline.engine.models.draft_heads.eagle3 import EAGLE3
+from paceline.engine.models.draft_heads.head import LoadedDraftHead
+from paceline.engine.models.draft_heads.loading import known_head, load_draft_head
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
@@ -125,7 +132,7 @@ def build_cpu(
     facts, copy_blocks = None, _copying(attention.copy_blocks)
     if head is not None and drafting is not None:
         progress(f"drafts with the head {head.name}")
-        facts = DraftHeadFacts(head.name, FORMAT, head.weights_fingerprint, drafting.measure)
+        facts = DraftHeadFacts(head.name, head.format, head.weights_fingerprint, drafting.measure)
         copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
         runner,
@@ -142,7 +149,7 @@ def build_cpu(
 
 def _load_head(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress
-) -> LoadedDraftHead | None:
+) -> LoadedDraftHead[Any] | None:
     """Raises ConfigError for a head that was asked for. One that comes with Paceline is left out if it does not fit."""
     folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
     if folder is None or folder == "none":
@@ -156,6 +163,20 @@ def _load_head(
             raise
         progress(f"without a draft head: {error}")
         return None
+
+
+def _eagle3(
+    head: LoadedDraftHead[Any], model: CpuLlama, quantization: str, lent_rows: torch.Tensor | None
+) -> CpuEagle3:
+    return CpuEagle3(head, model.config, model.max_model_len, quantization, model.embed, lent_rows)
+
+
+# By format: what computes a head, and how it is asked for drafts.
+HEADS: dict[str, tuple[Callable[..., Any], type[HeadDrafting]]] = {
+    EAGLE3.name: (_eagle3, HeadDrafting),
+    EAGLE.name: (CpuEagle, HeadDrafting),
+    DFLASH.name: (CpuDFlash, BlockDrafting),
+}
 
 
 CopyBlocks = Callable[[list[int], list[int]], None]
@@ -182,14 +203,14 @@ _Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
 
 def _build_llama(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
-    fit: Callable[..., int], head: LoadedDraftHead | None,
+    fit: Callable[..., int], head: LoadedDraftHead[Any] | None,
 ) -> tuple[*_Built, HeadDrafting | None]:  # fmt: skip
     cache_dtype, shape, dtype = CACHE_DTYPES[config.kv_dtype], loaded.config, CACHE_DTYPES[config.dtype]
     block_bytes, lent_rows = make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes, None
     if head is not None:
         layer = head.config.layer
         block_bytes += head_block_bytes(layer, layer.hidden_size, block_size, dtype, cache_dtype)
-        if "lm_head.weight" not in head.tensors:
+        if "lm_head.weight" not in head.tensors and (head.format == EAGLE3.name or len(head.ids) < shape.vocab_size):
             output = loaded.tensors[EMBEDDING if shape.tied_embeddings else HEAD]
             lent_rows = as_tensor(output, DTYPES[config.dtype])[torch.from_numpy(head.ids)] * shape.scales.logit
     num_blocks = fit(block_bytes)
@@ -207,8 +228,9 @@ def _build_llama(
     if head is not None:
         # It changes no output, so like a draft model's its products may be the fastest.
         quantization = "none" if config.dtype == "float32" else config.quantization
-        built = CpuEagle3(head, shape, model.max_model_len, quantization, model.embed, lent_rows)
-        drafting = HeadDrafting(model, built, num_blocks, block_size, dtype, cache_dtype)
+        build, kind = HEADS[head.format]
+        built = build(head, model, quantization, lent_rows)
+        drafting = kind(model, built, num_blocks, block_size, dtype, cache_dtype)
     return model, num_blocks, partial(check_batch_invariance, model), drafting
 
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head on a CPU (see `models.draft_heads`): one decoder layer over rows of many sequences."""
+"""An EAGLE-3 head on a CPU (see `models.draft_heads.eagle3`): one decoder layer over rows of many sequences."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,8 @@ from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.linear import make_cpu_linear
 from paceline.engine.cpu.llama import CpuLayer, Ropes
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
-from paceline.engine.models.draft_heads import LAYER, LoadedDraftHead
+from paceline.engine.models.draft_heads.eagle3 import LAYER, Eagle3Config
+from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.shapes import as_tensor
 
@@ -24,7 +25,7 @@ FIRST_POSITION = 1
 
 class CpuEagle3:
     def __init__(
-        self, head: LoadedDraftHead, target: TextConfig, max_model_len: int, quantization: str,
+        self, head: LoadedDraftHead[Eagle3Config], target: TextConfig, max_model_len: int, quantization: str,
         embed: Callable[[Array], Array], lent_rows: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Takes the tensors out of `head`.

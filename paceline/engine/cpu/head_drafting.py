@@ -16,6 +16,8 @@ import numpy as np
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.sequence import Sequence as CacheSequence
+from paceline.engine.cpu.dflash import CpuDFlash
+from paceline.engine.cpu.eagle import CpuEagle
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.cpu.kernels.attention import AttentionPlan
@@ -34,22 +36,28 @@ MAX_ROWS = 512
 
 
 def head_block_bytes(layer: KvShape, hidden_size: int, block_size: int, dtype: np.dtype[Any], kv: np.dtype[Any]) -> int:
-    """Returns what a head adds to a block."""
-    return make_layout(layer, 1, block_size, kv).block_bytes + block_size * hidden_size * dtype.itemsize
+    """Returns what a head of one layer, or of several, adds to a block."""
+    return make_layout(layer, layer.num_layers, block_size, kv).block_bytes + block_size * hidden_size * dtype.itemsize
+
+
+def measured_drafts(num_drafts: int) -> list[NextDrafts]:
+    """Returns what is asked of a head when it is timed: a likeliest token each."""
+    spec = Argmax(SamplingParams(temperature=0, seed=0), (), wants_confidence=True)
+    return [NextDrafts(1, 0.0, 1, 0, lambda _: spec) for _ in range(num_drafts)]
 
 
 class HeadDrafting:
     def __init__(
         self,
         model: CpuLlama,
-        head: CpuEagle3,
+        head: CpuDFlash | CpuEagle | CpuEagle3,
         num_blocks: int,
         block_size: int,
         dtype: np.dtype[Any],
         kv_dtype: np.dtype[Any],
     ) -> None:
         self._model, self._head, self._block_size = model, head, block_size
-        self._attention = CpuPagedAttention(head.config.layer, num_blocks, block_size, kv_dtype, num_layers=1)
+        self._attention = CpuPagedAttention(head.config.layer, num_blocks, block_size, kv_dtype)
         num_bytes = num_blocks * block_size * head.hidden_size * dtype.itemsize
         # What the head reads of each position: [num_blocks, block_size, hidden_size].
         self._hidden = map_region(num_bytes)[:num_bytes].view(dtype).reshape(num_blocks, block_size, -1)
@@ -72,7 +80,13 @@ class HeadDrafting:
         pairs = zip(shares, batch.spans, strict=True)
         reading = [(job, span) for (job, _), span in pairs if job.sequence.options.uses_draft_head]
         self._keep(states, [span for _, span in reading])
-        drafting = [(wanted, job.sequence) for job, _ in reading if (wanted := job.next_drafts) is not None]
+        self._draft_behind([(wanted, job.sequence) for job, _ in reading if (wanted := job.next_drafts) is not None])
+        seconds = time.perf_counter() - started_s
+        for job, _ in shares:
+            # All of them waited for it.
+            job.count_drafting(seconds)
+
+    def _draft_behind(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> None:
         outputs = self._read(drafting)
         while drafting:
             goes_on = self._draft(outputs, [wanted for wanted, _ in drafting])
@@ -84,10 +98,6 @@ class HeadDrafting:
                 for row, (wanted, sequence) in enumerate(drafting)
             ]
             outputs = self._forward(np.array([wanted.tokens[-1] for wanted, _ in drafting]), outputs, spans)
-        seconds = time.perf_counter() - started_s
-        for job, _ in shares:
-            # All of them waited for it.
-            job.count_drafting(seconds)
 
     def _read(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> Array:
         """Reads what the head has not read of each sequence, and the newest token. Returns the outputs at the newest tokens.
@@ -124,8 +134,7 @@ class HeadDrafting:
 
     def _measure(self, block: int, num_rows: int) -> float:
         spans = [TokenSpan(row, 1, row, [block]) for row in range(num_rows)]
-        spec = Argmax(SamplingParams(temperature=0, seed=0), (), wants_confidence=True)
-        drafts = [NextDrafts(1, 0.0, 1, 0, lambda _: spec) for _ in spans]
+        drafts = measured_drafts(num_rows)
         hidden = np.zeros((num_rows, self._head.hidden_size), self._hidden.dtype)
         started_s = time.perf_counter()
         self._draft(self._forward(np.zeros(num_rows, np.int64), hidden, spans), drafts)
@@ -143,12 +152,14 @@ class HeadDrafting:
 
     def _before(self, spans: Sequence[TokenSpan]) -> Array:
         """Returns what was kept of the position before each of the spans' tokens: [num_tokens, hidden_size]."""
-        parts = []
-        for span in spans:
-            # Nothing is before position 0, which no other position attends to.
-            blocks, offsets = self._places(span, span.position - 1)
-            parts.append(self._hidden[blocks, offsets])
-        return np.concatenate(parts)
+        # Nothing is before position 0, which no other position attends to.
+        return self._kept(spans, -1)
+
+    def _kept(self, spans: Sequence[TokenSpan], offset: int = 0) -> Array:
+        """Returns what was kept of the spans' positions, or of others at this offset: [num_tokens, hidden_size]."""
+        places = [self._places(span, span.position + offset) for span in spans]
+        rows = [self._hidden[blocks, offsets] for blocks, offsets in places]
+        return np.concatenate([self._hidden[:0, 0], *rows])
 
     def _places(self, span: TokenSpan, first: int) -> tuple[Array, Array]:
         positions = np.maximum(first + np.arange(span.num_tokens), 0)

@@ -112,7 +112,10 @@ class CpuLayer:
         part_at: see `attend_by`.
         """
         qkv = self.qkv(row)  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        mixed = attend_by(part_at, qkv, plan, self.rotation, self.scoring, eps, cache)
+        return self.add_attended(x, attend_by(part_at, qkv, plan, self.rotation, self.scoring, eps, cache), eps)
+
+    def add_attended(self, x: Array, mixed: Array, eps: float) -> Array:
+        """Computes what follows attention. mixed: [num_rows, heads * head_dim]."""
         x = self._add_product(x, mixed, self.output, self.output_norm, eps)
         gate_up = self.gate_up(rms_norm(x, self.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return self._add_product(x, activate(gate_up, self.activation), self.down, self.down_norm, eps)
@@ -192,8 +195,9 @@ class CpuLlama:
         products = [each for layer in self.layers for each in layer.products]
         # One of each class, which says how rows are padded.
         self._products = list({type(each): each for each in products}.values())
-        # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
-        self._norm = _take_norm(tensors, "model.norm.weight", config) * np.float32(config.scales.logit)
+        self._last_norm = _take_norm(tensors, "model.norm.weight", config)  # [hidden_size]
+        # The head is linear, so the logits' factor can be the norm's.
+        self._norm = self._last_norm * np.float32(config.scales.logit)
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
         self.head, head_linear = _make_head(head, ids, make, config, draft_vocab_size)
@@ -275,7 +279,19 @@ class CpuLlama:
         if num_wanted == 0:
             return torch.empty((0, 0))
         x = pad_rows(x, self.head.padded(num_wanted))
-        logits = self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
+        return self._capped(self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted])
+
+    def normed(self, x: Array) -> Array:
+        """Returns rows as the head's matrix reads them, but for the logits' factor. x: [num_rows, hidden_size]."""
+        return rms_norm(x, self._last_norm, self.config.norm_eps)
+
+    def project(self, normed: Array) -> torch.Tensor:
+        """normed: [num_rows, hidden_size] -> [num_rows, head_size] float32."""
+        num_rows = len(normed)
+        logits = self.head(pad_rows(normed, self.head.padded(num_rows)))[:num_rows]
+        return self._capped(logits * self.config.scales.logit)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         if cap := self.config.scales.logit_cap:
             cap_rows(logits.numpy(), cap)
         return logits

@@ -9,6 +9,7 @@ row of equal parts:
 A block's place is its first part's number. In a view that begins at a layer's keys, the same place finds that layer.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,30 +123,39 @@ class CpuPagedAttention:
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         self._blocks[destinations] = self._blocks[sources]
 
-    def plan(self, spans: list[TokenSpan]) -> AttentionPlan:
-        positions, tiles, products = [], [], 0
+    def plan(
+        self, spans: Sequence[TokenSpan], context: Sequence[TokenSpan] = (), sees_ahead: bool = False
+    ) -> AttentionPlan:
+        """Plans the rows of a batch.
+
+        context: spans whose rows come before those of `spans`, and only write their keys and values;
+        sees_ahead: whether a span's rows see those behind them, too.
+        """
+        tiles, products = list[tuple[int, ...]](), 0
         blocks: list[int] = []
         for span in spans:
-            positions.append(span.position + np.arange(span.num_tokens))
+            end = span.position + span.num_tokens if sees_ahead else 0
             tile_rows = _tile_rows(span.num_tokens)
             for done in range(0, span.num_tokens, tile_rows):
                 num_rows = min(tile_rows, span.num_tokens - done)
-                tiles.append((span.first_token + done, num_rows, span.position + done, len(blocks)))
+                tiles.append((span.first_token + done, num_rows, span.position + done, len(blocks), end))
             products += span.num_tokens * (span.position + span.num_tokens)
             blocks += span.blocks
+        written = [*context, *spans]
+        positions = [span.position + np.arange(span.num_tokens) for span in written]
         slots = [
             self._places(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
-            for span, position in zip(spans, positions, strict=True)
+            for span, position in zip(written, positions, strict=True)
         ]
-        num_queries = sum(span.num_tokens for span in spans) * (self._heads // self._kv_heads)
+        num_queries = sum(span.num_tokens for span in written) * (self._heads // self._kv_heads)
         return AttentionPlan(
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),
-            tiles=np.array(tiles),
+            tiles=np.array(tiles, np.int64).reshape(-1, 5),
             places=self._places(blocks),
             queries=np.empty((self._kv_heads, num_queries, self._head_dim), np.float32),
             is_shared=products >= PRODUCTS_TO_SHARE,
         )
 
     def _places(self, blocks: list[int]) -> Array:
-        return np.asarray(blocks) * self._block_parts
+        return np.asarray(blocks, np.int64) * self._block_parts

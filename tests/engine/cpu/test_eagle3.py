@@ -16,7 +16,7 @@ from paceline.engine.batch import TokenSpan
 from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.kernels.scalars import bits_of
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
-from paceline.engine.models.draft_heads import load_draft_head
+from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.dummy import dummy_config
 from paceline.engine.models.model_config import ModelConfig
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.engine.models.draft_heads import TARGET_KEY, load_draft_head
+from paceline.engine.models.draft_heads.head import TARGET_KEY
+from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.dummy import dummy_config
 from paceline.engine.models.model_config import ModelConfig
 from paceline.errors import ConfigError
@@ -31,7 +32,7 @@ LAYER = {
 NOTHING = torch.empty(0)
 # What changes in the folder, and what the error says.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
-    "another kind": ({"speculators_model_type": "dflash"}, {}, "speculators_model_type is 'dflash'; supported: eagle3"),
+    "another kind": ({"speculators_model_type": "medusa"}, {}, "speculators_model_type is 'medusa'; supported: eagle3, dflash, eagle"),
     "another width": (
         {"transformer_layer_config": LAYER | {"hidden_size": 128}},
         {},

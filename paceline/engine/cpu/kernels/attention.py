@@ -47,7 +47,9 @@ class AttentionPlan(NamedTuple):
 
     positions: Array  # [num_rows without padding]
     slots: Array  # [num_rows without padding]: the block's place * block_size + offset in the block
-    tiles: Array  # [num_tiles, 4]: first row, number of rows, position, start of the sequence's blocks in `places`
+    # [num_tiles, 5]: first row, number of rows, position, start of the sequence's blocks in `places`, and the position before
+    # which its rows see all, those behind them too; 0: none.
+    tiles: Array
     places: Array  # [sum of table sizes]: the places of the sequences' blocks, one after the other
     queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim] float32: the kernel's working memory
     # Whether the work is large enough to share it among all cores.
@@ -179,10 +181,10 @@ def _weigh(
 
 @compiled()
 def _attend(
-    head: int, first_row: int, num_rows: int, position: int, places: Array, scoring: Scoring, cache: Cache, queries: Array,
-    out: Array,
+    head: int, first_row: int, num_rows: int, position: int, end: int, places: Array, scoring: Scoring, cache: Cache,
+    queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Attends with one KV head's queries of `num_rows` rows of a sequence, the first at `position`."""
+    """Attends with one KV head's queries of `num_rows` rows of a sequence, the first at `position`. `end`: see the tiles."""
     kv_heads, head_dim, block_size = cache.keys.shape[1:]
     per_kv = out.shape[1] // head_dim // kv_heads
     count = num_rows * per_kv
@@ -195,25 +197,26 @@ def _attend(
         for index in range(count):
             peaks[index], totals[index] = scoring.sinks[head * per_kv + index % per_kv], ONE
     cap = np.float32(scoring.cap)
-    window = scoring.window if scoring.window > 0 else position + num_rows
-    num_blocks = (position + num_rows - 1) // block_size + 1
+    num_seen = max(position + num_rows, end)
+    window = scoring.window if scoring.window > 0 else num_seen
+    num_blocks = (num_seen - 1) // block_size + 1
     for block_index in range(max(0, position - window + 1) // block_size, num_blocks):
         place = places[block_index]
         following = places[min(block_index + 1, num_blocks - 1)]
         # Rows at positions before the block do not attend to it, nor do rows whose window begins after it.
         start = block_index * block_size
-        low = max(0, start - position) * per_kv
+        low = 0 if start < end else max(0, start - position) * per_kv
         high = min(count, (start + block_size - 1 + window - position) * per_kv)
         scores[low:high] = ZERO
         add_products(mine[low:high], cache.keys[place, head], cache.keys[following, head], scores[low:high])
         for index in range(low, high):
-            # The row's place in the block, or after its end.
+            # The row's place in the block, or before its start, or after its end.
             own = position + index // per_kv - start
             scale_scores(cache, place, head, scores[index])
             _weigh(
                 scores[index],
-                min(own, max(0, own - window + 1, scoring.first - start)),
-                min(block_size, own + 1),
+                max(0, min(own, max(0, own - window + 1, scoring.first - start))),
+                min(block_size, max(own + 1, end - start)),
                 cap,
                 index,
                 peaks,
@@ -241,8 +244,8 @@ def _run_part(
         return
     kv_heads = cache.keys.shape[1]
     for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
-        first_row, num_rows, position, start = tiles[item // kv_heads]
-        _attend(item % kv_heads, first_row, num_rows, position, places[start:], scoring, cache, queries, out)
+        first_row, num_rows, position, start, end = tiles[item // kv_heads]
+        _attend(item % kv_heads, first_row, num_rows, position, end, places[start:], scoring, cache, queries, out)
 
 
 @compiled(parallel=True)
