@@ -238,7 +238,8 @@ class CostModel:
         num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
         self._num_drafts.add(num_drafts)
         correction = level.verifying if num_drafts else level.plain
-        if verify.target_waited and (is_common or not correction.num_rounds):
+        # A round that was not asked for tells nothing of messages. One that has interrupted such rounds has cost what it cost.
+        if (is_common or not correction.num_rounds) and not verify.is_unasked:
             target_times = self._target_times()
             computed_s = verify.compute_us / 1e6
             correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
@@ -246,7 +247,7 @@ class CostModel:
             drafting = level.drafting[source]
             if forwards is None or source != forwards.source:
                 drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - drafting.overhead_s)
-            elif draft.is_ahead or draft.num_tail_tokens > MAX_TAIL or not verify.target_waited:
+            elif draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
                 # What the round waited for, or how long the draft read, says nothing of the drafting.
                 continue
             elif is_common or not drafting.num_rounds:

@@ -59,8 +59,8 @@ class RemoteSequence:
         self._coming: deque[asyncio.Future[Any]] = deque()
         self._coming_from: tuple[int, list[int]] = 0, []
         self._num_to_come = 0
-        # Whether the server waited for the last round's message: it had gone on neither with it nor with another one.
-        self.target_waited = True
+        # Whether the last round was one of them.
+        self.is_unasked = False
 
     @property
     def length(self) -> int:
@@ -95,10 +95,10 @@ class RemoteSequence:
 
         if self._coming and not self._is_open:
             self._on_lost_coming()
-        self.target_waited = not self._coming
         verify_result: verify_pb2.VerifyResult | None = None
         if self._coming and self._coming_from == (len(tokens) - 1, [tokens[-1], *drafts]):
             verify_result = await self._come(tokens)
+        self.is_unasked = verify_result is not None
         if verify_result is None:
             on_more = self._expect if num_more_rounds else None
             verify_result = await self._feed("verify", tokens, fill_with_drafts, on_part, on_more)

@@ -65,7 +65,7 @@ class RemoteTarget:
         )
         if context.num_generated == 0:
             self._placement.learn_cached(answer.cached_tokens)
-        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.target_waited)
+        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.is_unasked)
         if not self._scores:
             return verify_result
         logprobs: list[PositionLogprobs] = []
@@ -100,14 +100,14 @@ class RemoteTarget:
 
 
 def verify_result_from_answer(
-    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, target_waited: bool = True
+    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, is_unasked: bool = False
 ) -> VerifyResult:
     """Raises InvalidArgument if sizes do not match."""
     tokens, num_matched = list(answer.tokens), proposal.num_matched(rule)
     sizes = [len(support) for support in proposal.supports] if rule is Rule.REJECTION else []
     report = VerifyReport(
         answer.cached_tokens, answer.compute_us, answer.queued_us, next_drafts=_next_drafts(answer),
-        drafting_us=answer.drafting_us, target_waited=target_waited,
+        drafting_us=answer.drafting_us, is_unasked=is_unasked,
     )  # fmt: skip
     first_invalid_position = answer.first_invalid_position if answer.HasField("first_invalid_position") else None
     _require_count("tokens", tokens, num_matched + 1)
