@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from paceline.catalog.known_models import HEADS
 from paceline.engine.models.model_config import ModelConfig, needed_shapes
 from paceline.engine.models.shapes import Tensors
+from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
 FORMAT = "eagle3"
@@ -64,7 +65,7 @@ def known_head(model: str) -> str | None:
     return None if own is None else str(own.folder)
 
 
-def load_draft_head(folder: str, target: ModelConfig, target_fingerprint: str, dtype: torch.dtype) -> LoadedDraftHead:
+def load_draft_head(folder: str, target: TargetShape, target_fingerprint: str, dtype: torch.dtype) -> LoadedDraftHead:
     """Loads a head for this target. Raises ConfigError if it is not found, invalid, or was made for another."""
     path = Path(folder).expanduser()
     try:
@@ -95,7 +96,7 @@ def load_draft_head(folder: str, target: ModelConfig, target_fingerprint: str, d
     return LoadedDraftHead(folder, config, numbers, ids, digest.hexdigest()[:16])
 
 
-def _read_config(given: Mapping[str, Any], target: ModelConfig) -> DraftHeadConfig:
+def _read_config(given: Mapping[str, Any], target: TargetShape) -> DraftHeadConfig:
     of_layer: Any
     kind = given.get("speculators_model_type")
     if kind is None and PAPER_ARCHITECTURE in str(given.get("architectures")):
@@ -150,7 +151,7 @@ def _require_target(given: Mapping[str, Any], fingerprint: str) -> None:
         raise ConfigError(f"it was trained with the target weights {named!r}; these are {fingerprint!r}")
 
 
-def _take_ids(tensors: Tensors, given: Mapping[str, Any], target: ModelConfig) -> NDArray[np.int64]:
+def _take_ids(tensors: Tensors, given: Mapping[str, Any], target: TargetShape) -> NDArray[np.int64]:
     """Takes the tokens that the head drafts out of `tensors`: `d2t` has each token's id, less its index."""
     offsets, is_drafted = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if is_drafted is not None and len(is_drafted) != target.vocab_size:
@@ -168,7 +169,7 @@ def _take_ids(tensors: Tensors, given: Mapping[str, Any], target: ModelConfig) -
     return ids
 
 
-def _check_shapes(config: DraftHeadConfig, tensors: Tensors, target: ModelConfig, head_size: int) -> None:
+def _check_shapes(config: DraftHeadConfig, tensors: Tensors, target: TargetShape, head_size: int) -> None:
     width, num_taps = config.layer.hidden_size, len(config.taps)
     expected = {
         LAYER + name.removeprefix("model.layers.0."): shape

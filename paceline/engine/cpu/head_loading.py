@@ -1,0 +1,86 @@
+"""Which draft head a target gets, and its layer on a CPU: a row for each format."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.engine.backend import Progress
+from paceline.engine.cpu.draft_head import DraftHead
+from paceline.engine.cpu.eagle3 import CpuEagle3
+from paceline.engine.cpu.runner import CpuModel
+from paceline.engine.engine_config import EngineConfig, ModelRole
+from paceline.engine.models.consistency import EMBEDDING, HEAD
+from paceline.engine.models.draft_heads import FORMAT, LoadedDraftHead, known_head, load_draft_head
+from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.quantization import DTYPES
+from paceline.engine.models.shapes import as_tensor
+from paceline.engine.models.target_shape import shape_of
+from paceline.engine.models.weights import LoadedModel
+from paceline.errors import ConfigError
+
+LoadedHead = LoadedDraftHead
+
+
+def load_head(config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress) -> LoadedHead | None:
+    """Loads the head that was asked for; with `auto`, the one that comes with Paceline.
+
+    Raises ConfigError if a head that was asked for does not fit.
+    """
+    folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
+    if folder is None or folder == "none":
+        return None
+    with unasked(role, progress):
+        shape = shape_of(loaded.config)
+        return load_draft_head(folder, shape, loaded.weights_fingerprint, DTYPES[config.dtype])
+    return None
+
+
+@contextmanager
+def unasked(role: ModelRole, progress: Progress) -> Iterator[None]:
+    """Goes on without a head that can't be used, and says why, if it was not asked for."""
+    try:
+        yield
+    except ConfigError as error:
+        if role.draft_head != "auto":
+            raise
+        progress(f"without a draft head: {error}")
+
+
+def rows_to_lend(head: LoadedHead | None, loaded: LoadedModel[Any], dtype: torch.dtype) -> torch.Tensor | None:
+    """Returns the target's output rows for the tokens of a head without its own: [head_size, hidden_size]."""
+    if head is None or "lm_head.weight" in head.tensors:
+        return None
+    output = loaded.tensors[HEAD] if HEAD in loaded.tensors else loaded.tensors[EMBEDDING]
+    scale = loaded.config.scales.logit if isinstance(loaded.config, ModelConfig) else 1.0
+    return as_tensor(output, dtype)[torch.from_numpy(head.ids)] * scale
+
+
+def build_head(
+    head: LoadedHead, model: CpuModel, lent_rows: torch.Tensor | None, config: EngineConfig, longest: int
+) -> DraftHead:
+    """Takes the tensors out of `head`. Raises ConfigError if the engine can't run its layer.
+
+    longest: tokens of the longest sequence.
+    """
+    # It changes no output, so like a draft model's its products may be the fastest.
+    quantization = "none" if config.dtype == "float32" else config.quantization
+    return KINDS[type(head)].build(head, model, lent_rows, DTYPES[config.dtype], quantization, longest)
+
+
+def _eagle3(
+    head: LoadedDraftHead, model: Any, lent_rows: torch.Tensor | None, _: torch.dtype, quantization: str, longest: int
+) -> DraftHead:
+    return CpuEagle3(head, model.config, longest, quantization, model.embed, lent_rows)
+
+
+class HeadKind(NamedTuple):
+    # As the model info names it.
+    format: str
+    build: Callable[..., DraftHead]
+
+
+KINDS: dict[type, HeadKind] = {
+    LoadedDraftHead: HeadKind(FORMAT, _eagle3),
+}
