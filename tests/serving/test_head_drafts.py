@@ -1,23 +1,27 @@
 """A target server with a draft head drafts behind each round: the same, whatever its cache went through."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.rpc.model_messages import floats_from_bytes
 from tests.conftest import TINY
 from tests.draft_heads import write_head
 from tests.hosted import Host, HostedService, RefusedStart
+from tests.mtp_models import write_mtp
 from tests.serving.raw_session import RawSession, opening, release, truncate, verify
 
 MATCH, INVALID_ARGUMENT, FAILED_PRECONDITION = 1, 3, 9
 BLOCK_SIZE, NUM_NEXT = 8, 5
 PROMPT = [number * 37 % 500 for number in range(29)]
+NOTHING = torch.empty(0)
 # Cache sizes that hold one sequence of 40 tokens and a half.
-EVICTING = {"own": "64KiB", "modules": "64KiB"}
+EVICTING = {"own": "64KiB", "modules": "64KiB", "hybrid": "290KiB", "experts": "200KiB"}
 
 
 def flags_of_eagle3(folder: Path) -> tuple[str, ...]:
@@ -25,14 +29,22 @@ def flags_of_eagle3(folder: Path) -> tuple[str, ...]:
     return "--draft-head", str(folder / "head")
 
 
+def flags_of_mtp(folder: Path, kind: str) -> tuple[str, ...]:
+    """The checkpoint has the head, which is used unasked."""
+    write_mtp(folder / "model", kind, vocab_size=512)
+    return "--model", str(folder / "model")
+
+
 def flags_of_modules(folder: Path) -> tuple[str, ...]:
     return *flags_of_eagle3(folder), "--implementation", "transformers"
 
 
-# The targets, and the format of their heads: our own layers, transformers'.
+# The targets, and the format of their heads: our own layers, transformers', a hybrid with recurrent ones, a mixture of experts.
 TARGETS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]]]] = {
     "own": ("eagle3", flags_of_eagle3),
     "modules": ("eagle3", flags_of_modules),
+    "hybrid": ("mtp", partial(flags_of_mtp, kind="qwen3_5_text")),
+    "experts": ("mtp", partial(flags_of_mtp, kind="glm4_moe")),
 }
 
 
@@ -339,6 +351,35 @@ def test_transformers_layers_draft_as_our_own(host: Host, tmp_path: Path) -> Non
         )
         session.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("changes", "flags", "said"), [
+    ({}, ("--draft-head", "none"), ""),
+    ({"mtp.fc.weight": NOTHING}, (), "without a draft head: fc.weight is missing"),
+    ({"mtp.layers.0.mlp.up_proj.weight": NOTHING}, (), "layers.0.mlp.up_proj.weight is missing"),
+    ({"mtp.norm.weight": torch.ones(8)}, (), r"without a draft head: norm.weight has shape (8,); it must be (64,)"),
+])  # fmt: skip
+def test_a_checkpoint_s_head_that_is_not_used_is_left_out(
+    host: Host, tmp_path: Path, changes: dict[str, torch.Tensor], flags: tuple[str, ...], said: str
+) -> None:
+    write_mtp(tmp_path / "model", "qwen3_5_text", changes, vocab_size=512)
+    service = host.start("target_server", *TINY, "--model", str(tmp_path / "model"), *flags)
+    session = RawSession(service)
+    assert not session.describe().HasField("draft_head")
+    assert len(Opened(session, uses_head=False).verify(PROMPT, num_next=0).tokens) == 1
+    session.close()
+    assert said in service.log.read_text()
+
+
+def test_the_cache_s_blocks_have_room_for_the_head(host: Host, tmp_path: Path) -> None:
+    write_mtp(tmp_path / "model", "glm4_moe", vocab_size=512)
+    options = (*TINY, "--model", str(tmp_path / "model"), "--block-size", str(BLOCK_SIZE))
+    # float32 keys and values of two heads of 32 features, in four layers; and the head's, with a hidden state of 64.
+    layer_bytes, state_bytes = 2 * 2 * 32 * BLOCK_SIZE * 4, 64 * BLOCK_SIZE * 4
+    for flags, block_bytes in (((), 5 * layer_bytes + state_bytes), (("--draft-head", "none"), 4 * layer_bytes)):
+        session = RawSession(host.start("target_server", *options, *flags))
+        assert session.describe().total_blocks == (16 << 20) // block_bytes
+        session.close()
 
 
 def test_a_target_without_a_head_refuses(host: Host, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from paceline.engine.cpu.narrow_head import NarrowHead, draft_vocab_size
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
+from paceline.engine.models.draft_heads import LoadedDraftHead
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
@@ -165,6 +166,7 @@ def _build_llama(
     cache_dtype, shape, dtype = CACHE_DTYPES[config.kv_dtype], loaded.config, CACHE_DTYPES[config.dtype]
     block_bytes, lent_rows = make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes, None
     if head is not None:
+        assert isinstance(head, LoadedDraftHead), "our own layers have no other head"
         layer = head.config.layer
         block_bytes += head_block_bytes(layer, layer.hidden_size, block_size, dtype, cache_dtype)
         lent_rows = rows_to_lend(head, loaded, DTYPES[config.dtype])

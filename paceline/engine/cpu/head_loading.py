@@ -14,26 +14,35 @@ from paceline.engine.engine_config import EngineConfig, ModelRole
 from paceline.engine.models.consistency import EMBEDDING, HEAD
 from paceline.engine.models.draft_heads import FORMAT, LoadedDraftHead, known_head, load_draft_head
 from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.mtp import MTP_FORMAT, LoadedMtp, load_mtp
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.shapes import as_tensor
 from paceline.engine.models.target_shape import shape_of
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-LoadedHead = LoadedDraftHead
+LoadedHead = LoadedDraftHead | LoadedMtp
 
 
 def load_head(config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress) -> LoadedHead | None:
-    """Loads the head that was asked for; with `auto`, the one that comes with Paceline.
+    """Loads the head that was asked for; with `auto`, the one that comes with Paceline or in the checkpoint.
 
     Raises ConfigError if a head that was asked for does not fit.
     """
-    folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
-    if folder is None or folder == "none":
+    folder, found = role.draft_head, dict(loaded.mtp)
+    # Not kept in memory unused.
+    loaded.mtp.clear()
+    if folder == "none":
         return None
+    if folder == "auto":
+        folder = known_head(config.model) or ""
     with unasked(role, progress):
-        shape = shape_of(loaded.config)
-        return load_draft_head(folder, shape, loaded.weights_fingerprint, DTYPES[config.dtype])
+        if folder:
+            shape = shape_of(loaded.config)
+            return load_draft_head(folder, shape, loaded.weights_fingerprint, DTYPES[config.dtype])
+        if found:
+            fingerprint = loaded.weights_fingerprint
+            return load_mtp(config.model, loaded.config.source, found, loaded.tensors, fingerprint)
     return None
 
 
@@ -50,7 +59,7 @@ def unasked(role: ModelRole, progress: Progress) -> Iterator[None]:
 
 def rows_to_lend(head: LoadedHead | None, loaded: LoadedModel[Any], dtype: torch.dtype) -> torch.Tensor | None:
     """Returns the target's output rows for the tokens of a head without its own: [head_size, hidden_size]."""
-    if head is None or "lm_head.weight" in head.tensors:
+    if not isinstance(head, LoadedDraftHead) or "lm_head.weight" in head.tensors:
         return None
     output = loaded.tensors[HEAD] if HEAD in loaded.tensors else loaded.tensors[EMBEDDING]
     scale = loaded.config.scales.logit if isinstance(loaded.config, ModelConfig) else 1.0
@@ -75,6 +84,13 @@ def _eagle3(
     return CpuEagle3(head, model.config, longest, quantization, model.embed, lent_rows)
 
 
+def _mtp(head: LoadedMtp, model: Any, _: None, dtype: torch.dtype, quantization: str, longest: int) -> DraftHead:
+    # Here, because it imports torch's compiler, which our own layers do not need.
+    from paceline.engine.cpu.mtp import CpuMtp
+
+    return CpuMtp(head, model, dtype, quantization)
+
+
 class HeadKind(NamedTuple):
     # As the model info names it.
     format: str
@@ -83,4 +99,5 @@ class HeadKind(NamedTuple):
 
 KINDS: dict[type, HeadKind] = {
     LoadedDraftHead: HeadKind(FORMAT, _eagle3),
+    LoadedMtp: HeadKind(MTP_FORMAT, _mtp),
 }
