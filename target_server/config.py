@@ -20,5 +20,5 @@ class TargetSettings(ModelServerSettings):
     draft_head: str = Field(
         "auto",
         description="CPU only: folder of a draft head (EAGLE-3) made for the model, with which it drafts for itself; "
-        "none: no head; auto: the one that comes with Paceline, if there is one",
+        "none: no head; auto: the one that comes with Paceline or in the checkpoint (MTP), if there is one",
     )

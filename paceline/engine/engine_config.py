@@ -18,7 +18,7 @@ class ModelRole:
     multi_steps: int = 0
     # Token ids that the head knows from the first on, besides those of a context; 0: all, None: the device's default.
     vocab_size: int | None = 0
-    # Of a target: a folder, "none", or "auto" for the one that is known for the model.
+    # Of a target: a folder, "none", or "auto" for the one that is known for the model or in its checkpoint.
     draft_head: str = "none"
 
 

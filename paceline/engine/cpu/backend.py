@@ -15,11 +15,8 @@ import torch
 from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
-from paceline.engine.cpu.block_drafting import BlockDrafting
-from paceline.engine.cpu.dflash import CpuDFlash
-from paceline.engine.cpu.eagle import CpuEagle
-from paceline.engine.cpu.eagle3 import CpuEagle3
 from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
+from paceline.engine.cpu.head_loading import KINDS, LoadedHead, build_head, load_head, rows_to_lend, unasked
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantized.instructions import DOT
 from paceline.engine.cpu.llama import CpuLlama
@@ -27,16 +24,11 @@ from paceline.engine.cpu.narrow_head import NarrowHead, draft_vocab_size
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
-from paceline.engine.models.consistency import EMBEDDING, HEAD
-from paceline.engine.models.draft_heads.dflash import DFLASH
-from paceline.engine.models.draft_heads.eagle import EAGLE
-from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
-from paceline.engine.models.draft_heads.loading import known_head, load_draft_head
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
 from paceline.engine.models.quantization import DTYPES
-from paceline.engine.models.shapes import as_tensor
+from paceline.engine.models.shapes import Tensors
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.threads import core_ids
 from paceline.errors import ConfigError
@@ -92,23 +84,16 @@ def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], max_model_len: int, progress: Progress
 ) -> Backend:
     """Builds the backend. Raises ConfigError if the model does not fit into memory or a setting is invalid."""
-    weights_bytes = sum(map(_num_bytes, loaded.tensors.values()))
+    weights_bytes = _num_bytes(loaded.tensors)
     block_size = config.block_size or CPU_BLOCK_SIZE
 
-    def fit(block_bytes: int, slot_bytes: int = 0, logits_bytes: int = 0) -> int:
+    def fit(block_bytes: int, head_bytes: int, slot_bytes: int = 0, logits_bytes: int = 0) -> int:
         cache_bytes = config.kv_cache_memory or CPU_CACHE_BYTES
-        return _fit_cache(cache_bytes, block_bytes, weights_bytes, slot_bytes, block_size, logits_bytes)
+        return _fit_cache(cache_bytes, block_bytes, weights_bytes + head_bytes, slot_bytes, block_size, logits_bytes)
 
-    head = _load_head(config, role, loaded, progress)
-    if head is not None:
-        weights_bytes += sum(map(_num_bytes, head.tensors.values()))
-    drafting: HeadDrafting | None = None
-    if isinstance(loaded.config, ModelConfig):
-        model, num_blocks, run_check, drafting = _build_llama(
-            config, role, loaded, max_model_len, block_size, fit, head
-        )
-    else:
-        model, num_blocks, run_check = _build_modules(config, role, loaded, max_model_len, block_size, fit)
+    head = load_head(config, role, loaded, progress)
+    build = _build_llama if isinstance(loaded.config, ModelConfig) else _build_modules
+    model, num_blocks, run_check, drafting = build(config, role, loaded, max_model_len, block_size, fit, head, progress)
     is_narrow = isinstance(model.head, NarrowHead)
     num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
     if role.vocab_size and num_first and not is_narrow:
@@ -131,7 +116,7 @@ def build_cpu(
     give_back_freed()
     facts, copy_blocks = None, _copying(attention.copy_blocks)
     if head is not None and drafting is not None:
-        progress(f"drafts with the head {head.name}")
+        progress(f"drafts with the head {head.name} ({head.format})")
         facts = DraftHeadFacts(head.name, head.format, head.weights_fingerprint, drafting.measure)
         copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
@@ -147,38 +132,6 @@ def build_cpu(
     )
 
 
-def _load_head(
-    config: EngineConfig, role: ModelRole, loaded: LoadedModel[Any], progress: Progress
-) -> LoadedDraftHead[Any] | None:
-    """Raises ConfigError for a head that was asked for. One that comes with Paceline is left out if it does not fit."""
-    folder = known_head(config.model) if role.draft_head == "auto" else role.draft_head
-    if folder is None or folder == "none":
-        return None
-    try:
-        if not isinstance(loaded.config, ModelConfig):
-            raise ConfigError(f"draft_head is {folder!r}; with transformers' layers it must be 'none'")
-        return load_draft_head(folder, loaded.config, loaded.weights_fingerprint, DTYPES[config.dtype])
-    except ConfigError as error:
-        if role.draft_head != "auto":
-            raise
-        progress(f"without a draft head: {error}")
-        return None
-
-
-def _eagle3(
-    head: LoadedDraftHead[Any], model: CpuLlama, quantization: str, lent_rows: torch.Tensor | None
-) -> CpuEagle3:
-    return CpuEagle3(head, model.config, model.max_model_len, quantization, model.embed, lent_rows)
-
-
-# By format: what computes a head, and how it is asked for drafts.
-HEADS: dict[str, tuple[Callable[..., Any], type[HeadDrafting]]] = {
-    EAGLE3.name: (_eagle3, HeadDrafting),
-    EAGLE.name: (CpuEagle, HeadDrafting),
-    DFLASH.name: (CpuDFlash, BlockDrafting),
-}
-
-
 CopyBlocks = Callable[[list[int], list[int]], None]
 
 
@@ -190,30 +143,33 @@ def _copying(*copies: CopyBlocks) -> CopyBlocks:
     return copy_blocks
 
 
-def _num_bytes(tensor: torch.Tensor | FileTensor | Parts) -> int:
+def _num_bytes(tensors: Tensors) -> int:
+    return sum(map(_bytes_of, tensors.values()))
+
+
+def _bytes_of(tensor: torch.Tensor | FileTensor | Parts) -> int:
     if isinstance(tensor, torch.Tensor):
         return tensor.numel() * tensor.element_size()
     parts = (tensor,) if isinstance(tensor, FileTensor) else tensor
     return sum(part.data.nbytes for part in parts)
 
 
-# The model, its number of blocks, and `check(block_size)`.
-_Built = tuple[CpuModel, int, Callable[[int], BatchCheck]]
+# The model, its number of blocks, `check(block_size)`, and what drafts for it.
+_Built = tuple[CpuModel, int, Callable[[int], BatchCheck], HeadDrafting | None]
 
 
 def _build_llama(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[ModelConfig], max_model_len: int, block_size: int,
-    fit: Callable[..., int], head: LoadedDraftHead[Any] | None,
-) -> tuple[*_Built, HeadDrafting | None]:  # fmt: skip
+    fit: Callable[..., int], head: LoadedHead | None, progress: Progress,
+) -> _Built:  # fmt: skip
     cache_dtype, shape, dtype = CACHE_DTYPES[config.kv_dtype], loaded.config, CACHE_DTYPES[config.dtype]
     block_bytes, lent_rows = make_layout(shape, shape.num_layers, block_size, cache_dtype).block_bytes, None
     if head is not None:
+        assert isinstance(head, LoadedDraftHead), "our own layers have no other head"
         layer = head.config.layer
         block_bytes += head_block_bytes(layer, layer.hidden_size, block_size, dtype, cache_dtype)
-        if "lm_head.weight" not in head.tensors and (head.format == EAGLE3.name or len(head.ids) < shape.vocab_size):
-            output = loaded.tensors[EMBEDDING if shape.tied_embeddings else HEAD]
-            lent_rows = as_tensor(output, DTYPES[config.dtype])[torch.from_numpy(head.ids)] * shape.scales.logit
-    num_blocks = fit(block_bytes)
+        lent_rows = rows_to_lend(head, loaded, DTYPES[config.dtype])
+    num_blocks = fit(block_bytes, 0 if head is None else _num_bytes(head.tensors))
     model = CpuLlama(
         shape,
         loaded.tensors,
@@ -226,22 +182,21 @@ def _build_llama(
     )
     drafting = None
     if head is not None:
-        # It changes no output, so like a draft model's its products may be the fastest.
-        quantization = "none" if config.dtype == "float32" else config.quantization
-        build, kind = HEADS[head.format]
-        built = build(head, model, quantization, lent_rows)
-        drafting = kind(model, built, num_blocks, block_size, dtype, cache_dtype)
+        built = build_head(head, model, lent_rows, config, model.max_model_len)
+        drafting = KINDS[head.format].drafting(model, built, num_blocks, block_size, dtype, cache_dtype)
     return model, num_blocks, partial(check_batch_invariance, model), drafting
 
 
 def _build_modules(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel[TextConfig], max_model_len: int, block_size: int,
-    fit: Callable[..., int],
+    fit: Callable[..., int], head: LoadedHead | None, progress: Progress,
 ) -> _Built:  # fmt: skip
     # Here, because they import torch's compiler, which takes seconds and our own layers do not need.
     from paceline.engine.cpu.forward_invariance import check_forward
     from paceline.engine.cpu.modules_model import CpuModules
 
+    cache_dtype, dtype = CACHE_DTYPES[config.kv_dtype], CACHE_DTYPES[config.dtype]
+    lent_rows = rows_to_lend(head, loaded, DTYPES[config.dtype])
     model = CpuModules(
         loaded.config,
         loaded.tensors,
@@ -249,11 +204,23 @@ def _build_modules(
         config.quantization,
         max_model_len,
         config.is_batch_invariant(role),
-        CACHE_DTYPES[config.kv_dtype],
+        cache_dtype,
     )
     num_rows = min(config.max_num_batched_tokens, max_model_len)
-    num_blocks = fit(model.block_bytes(block_size), model.slot_bytes, model.logits_bytes(num_rows))
-    return model, num_blocks, partial(check_forward, model)
+    block_bytes, of_model, built = model.block_bytes(block_size), (model.slot_bytes, model.logits_bytes(num_rows)), None
+    num_blocks = fit(block_bytes, 0, *of_model)
+    if head is not None:
+        with unasked(role, progress):
+            head_bytes = _num_bytes(head.tensors)
+            longest = min(max_model_len, num_blocks * block_size)
+            built = build_head(head, model, lent_rows, config, longest)
+            block_bytes += head_block_bytes(built.kv_shape, built.hidden_size, block_size, dtype, cache_dtype)
+    if built is not None:
+        num_blocks = fit(block_bytes, head_bytes, *of_model)
+    drafting = None
+    if head is not None and built is not None:
+        drafting = KINDS[head.format].drafting(model, built, num_blocks, block_size, dtype, cache_dtype)
+    return model, num_blocks, partial(check_forward, model), drafting
 
 
 def _fit_cache(

@@ -48,6 +48,7 @@ class CpuEagle:
         """Takes the tensors out of `head`. lent_rows: the target's output rows, if the head drafts only some tokens."""
         self.config, tensors, self._target = head.config, head.tensors, target
         layer, self._eps = self.config.layer, self.config.layer.norm_eps
+        self.after, self.hidden_size, self.kv_shape = self.config.taps, layer.hidden_size, layer
         # Drafts change no output, so the bits of a row may depend on the others.
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=False)
 
@@ -67,10 +68,6 @@ class CpuEagle:
         # The kernel of `attend_by`, for the caches that it is given.
         self._part_at = 0
         self._products = [self._fuse, *self._layer.products]
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.layer.hidden_size
 
     def padded(self, num_rows: int) -> int:
         while (more := max(linear.padded(num_rows) for linear in self._products)) > num_rows:

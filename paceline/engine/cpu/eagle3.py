@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.draft_head import FIRST_POSITION
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, part_address
 from paceline.engine.cpu.kernels.rows import rms_norm
@@ -18,9 +19,6 @@ from paceline.engine.models.draft_heads.eagle3 import LAYER, Eagle3Config
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.shapes import as_tensor
-
-# No row attends to position 0: there is no hidden state before it.
-FIRST_POSITION = 1
 
 
 class CpuEagle3:
@@ -35,6 +33,7 @@ class CpuEagle3:
         """
         self.config, tensors = head.config, head.tensors
         layer, self._eps = self.config.layer, self.config.layer.norm_eps
+        self.after, self.hidden_size, self.kv_shape = self.config.taps, layer.hidden_size, layer
         # Drafts change no output, so the bits of a row may depend on the others.
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=False)
 
@@ -57,10 +56,6 @@ class CpuEagle3:
         # The kernel of `attend_by`, for the caches that it is given.
         self._part_at = 0
         self._products = [self._fuse, *self._layer.products]
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.layer.hidden_size
 
     def padded(self, num_rows: int) -> int:
         while (more := max(linear.padded(num_rows) for linear in self._products)) > num_rows:

@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.sequence import Sequence as CacheSequence
-from paceline.engine.cpu.dflash import CpuDFlash
-from paceline.engine.cpu.eagle import CpuEagle
-from paceline.engine.cpu.eagle3 import CpuEagle3
+from paceline.engine.cpu.draft_head import DraftHead, HeadTarget
 from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.cpu.kernels.attention import AttentionPlan
 from paceline.engine.cpu.kernels.memory import map_region
-from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention, KvShape, make_layout
 from paceline.engine.sampling.specs import Argmax, ConfidentSample
 from paceline.engine.scheduling.job import Job, NextDrafts
@@ -49,23 +47,23 @@ def measured_drafts(num_drafts: int) -> list[NextDrafts]:
 class HeadDrafting:
     def __init__(
         self,
-        model: CpuLlama,
-        head: CpuDFlash | CpuEagle | CpuEagle3,
+        model: HeadTarget,
+        head: DraftHead,
         num_blocks: int,
         block_size: int,
         dtype: np.dtype[Any],
         kv_dtype: np.dtype[Any],
     ) -> None:
         self._model, self._head, self._block_size = model, head, block_size
-        self._attention = CpuPagedAttention(head.config.layer, num_blocks, block_size, kv_dtype)
+        self._attention = CpuPagedAttention(head.kv_shape, num_blocks, block_size, kv_dtype)
         num_bytes = num_blocks * block_size * head.hidden_size * dtype.itemsize
         # What the head reads of each position: [num_blocks, block_size, hidden_size].
         self._hidden = map_region(num_bytes)[:num_bytes].view(dtype).reshape(num_blocks, block_size, -1)
         self._sampler = HeadSampler(head.head)
 
-    def forward(self, batch: Batch, attention: Any, plan: AttentionPlan) -> tuple[Array, list[Array]]:
-        """Runs the target's layers. Returns the wanted tokens' rows, and the hidden states that `run` takes."""
-        return self._model.forward_with_states(batch, attention, plan, self._head.config.taps)
+    def forward(self, batch: Batch, attention: Any, plan: AttentionPlan) -> tuple[Any, list[Array]]:
+        """Runs the target. Returns what its `forward` returns, and the hidden states that `run` takes."""
+        return self._model.forward_with_states(batch, attention, plan, self._head.after)
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         self._attention.copy_blocks(sources, destinations)
@@ -126,6 +124,7 @@ class HeadDrafting:
         self._keep(states, batch.spans)
         self._measure(0, min(len(batch.spans[0].blocks) * self._block_size, batch.spans[0].num_tokens))
 
+    @torch.inference_mode()
     def measure(self, block: int) -> list[tuple[int, float]]:
         """Returns (rows, seconds) of the head's forward passes, with a draft of each row. `block`: one that is free."""
         sizes = [size for size in TIMED_ROWS if size <= self._block_size]

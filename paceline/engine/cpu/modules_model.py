@@ -1,6 +1,6 @@
 """The forward pass of transformers' modules on a CPU, over a flat batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from paceline.engine.models.quantization import formats_of
 from paceline.engine.models.shapes import Tensors, Weight, as_tensor
 from paceline.engine.modules.attention_interface import LayerForm, grouped
 from paceline.engine.modules.build import build_modules
+from paceline.engine.modules.hidden_states import recorded_states
 from paceline.engine.modules.probe import probe, run
 from paceline.engine.modules.recurrent_interface import Rule
 
@@ -51,7 +52,7 @@ class CpuMatrix:
         return tensor_of(self._rows.rows(ids.numpy(), self._dtype))
 
 
-def _make_matrix(
+def make_matrix(
     weight: Weight, bias: torch.Tensor | None, is_looked_up: bool, make: Callable[..., CpuLinear], dtype: torch.dtype
 ) -> CpuMatrix:
     linear = make(weight, bias)
@@ -96,10 +97,8 @@ class ModulesCache:
 
     def plan(self, spans: list[TokenSpan]) -> ModulesPlan:
         plans = [group.plan(spans) for group in self._groups]
-        # Queries and keys are already rotated, so all rows use the only row of an identity rotation.
-        still = np.zeros_like(plans[0].positions)
         states = plan_states(spans) if self.states.num_slots else None
-        return ModulesPlan(plans[0].positions, [plan._replace(positions=still) for plan in plans], states)
+        return ModulesPlan(plans[0].positions, [unrotated(plan) for plan in plans], states)
 
 
 class _Step:
@@ -112,17 +111,29 @@ class _Step:
         self._scores, self._cache, self._plan, self._part_at = scores, cache, plan, part_at
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        qkv = bits_of(torch.cat([each.transpose(0, 1) for each in (query, key, value)], 1).flatten(1))
         group, cache = self._cache.of_layer[layer]
-        plan = self._plan.groups[group]
-        return tensor_of(attend_by(self._part_at, qkv, plan, *self._scores[layer], 0.0, cache))
+        return attend_rotated(query, key, value, self._part_at, self._plan.groups[group], *self._scores[layer], cache)
 
     def recur(self, layer: int, rule: Rule, *inputs: torch.Tensor) -> torch.Tensor:
         assert self._plan.states is not None
         return self._cache.of_recurrent.run(layer, inputs, self._plan.states)
 
 
-def _scores(form: LayerForm) -> tuple[HeadRotation, Scoring]:
+def attend_rotated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part_at: int, plan: AttentionPlan,
+    rotation: HeadRotation, scoring: Scoring, cache: Cache,
+) -> torch.Tensor:  # fmt: skip
+    """Attends as `AttentionStep.attend`. part_at: see `attend_by`; rotation, scoring: of `scores_of`; plan: see `unrotated`."""
+    qkv = bits_of(torch.cat([each.transpose(0, 1) for each in (query, key, value)], 1).flatten(1))
+    return tensor_of(attend_by(part_at, qkv, plan, rotation, scoring, 0.0, cache))
+
+
+def unrotated(plan: AttentionPlan) -> AttentionPlan:
+    """Returns the plan for queries and keys that are already rotated: all rows use the only row of an identity rotation."""
+    return plan._replace(positions=np.zeros_like(plan.positions))
+
+
+def scores_of(form: LayerForm) -> tuple[HeadRotation, Scoring]:
     sinks = NO_SINKS if form.sinks is None else form.sinks.detach().float().numpy()
     still = np.ones((1, form.head_dim), np.float32), np.zeros((1, form.head_dim), np.float32)
     rotation = HeadRotation(*still, NO_SINKS, NO_SINKS, np.array([form.scale], np.float32))
@@ -145,12 +156,12 @@ class CpuModules:
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         products: list[CpuLinear] = []
 
-        def make_matrix(weight: Weight, bias: torch.Tensor | None, is_looked_up: bool) -> CpuMatrix:
-            matrix = _make_matrix(weight, bias, is_looked_up, make, dtype)
+        def make_and_note(weight: Weight, bias: torch.Tensor | None, is_looked_up: bool) -> CpuMatrix:
+            matrix = make_matrix(weight, bias, is_looked_up, make, dtype)
             products.append(matrix.linear)
             return matrix
 
-        self._model = build_modules(config, tensors, dtype, make_matrix)
+        self._model = build_modules(config, tensors, dtype, make_and_note)
         self.quantization = formats_of(products)
         self.head = Head(self._model.get_output_embeddings().weight.matrix.linear, None, config.vocab_size)
         with Recorder() as recorder:
@@ -158,7 +169,7 @@ class CpuModules:
         # Of one row's elementwise results.
         self.widths = sorted(recorder.sizes)
         self._functions = recorder.functions
-        self._scores = {layer: _scores(form) for layer, form in self._forms.items()}
+        self._scores = {layer: scores_of(form) for layer, form in self._forms.items()}
         # The kernel of `attend_by` for the kind of cache that all layers have.
         _, cache = next(iter(self.make_cache(1, 8).of_layer.values()))
         self._part_at = part_address(self._dtype, cache)
@@ -196,6 +207,19 @@ class CpuModules:
         step = _Step(self._scores, attention, plan, self._part_at)
         with WholeVectors(self._functions) if self._functions else nullcontext():
             return run(self._model, tokens, positions, wanted, step)
+
+    def forward_with_states(
+        self, batch: Batch, attention: ModulesCache, plan: ModulesPlan, after: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Array]]:
+        """Returns also all tokens' hidden states after some of the layers (see `HeadTarget`)."""
+        with recorded_states(self._model, after) as states:
+            rows = self.forward(batch, attention, plan)
+        return rows, [bits_of(state[0]) for state in states]
+
+    def embed(self, tokens: Array) -> Array:
+        """tokens: [num_tokens] -> [num_tokens, hidden_size]."""
+        rows: torch.Tensor = self._model.get_input_embeddings()(torch.from_numpy(tokens))
+        return bits_of(rows)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.float()

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,7 @@ from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
+from paceline.engine.models.mtp import take_mtp
 from paceline.engine.models.multimodal import MULTIMODAL, text_part
 from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
@@ -59,6 +60,8 @@ class LoadedModel(Generic[ConfigT]):
     tensors: Tensors
     tokenizer_files: dict[str, bytes]
     weights_fingerprint: str
+    # The tensors of the MTP head in a checkpoint that transformers' modules run, if it has one (see `mtp`).
+    mtp: Tensors = field(default_factory=dict)
     # Drops the file's pages that were read.
     drop_pages: Callable[[], None] = lambda: None
 
@@ -95,7 +98,7 @@ def load_model(
         read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
         named = {file.name: model.config.eos_token_id}
         config = _config_with_ends(name, model.config, named, model.tokenizer_files, implementation)
-        return LoadedModel(name, config, read, model.tokenizer_files, model.fingerprint, model.drop_pages)
+        return LoadedModel(name, config, read, model.tokenizer_files, model.fingerprint, drop_pages=model.drop_pages)
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
@@ -118,6 +121,8 @@ def load_model(
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
     config = _config_with_ends(name, source, _named_ends(name, folder), files, implementation)
+    # Our own layers know no such heads, and refuse their tensors.
+    mtp = {} if isinstance(config, ModelConfig) else take_mtp(source, tensors)
     if lender is None and source.model_type in ARCHITECTURES and find_gguf(name) is None:
         with _naming(name):
             require_declared_biases(source, tensors)
@@ -126,7 +131,7 @@ def load_model(
         tensors = {key: each.to(dtype) if each.is_floating_point() else each for key, each in tensors.items()}
     if hasattr(source, MASK_KEY):
         tensors[MASK_VECTORS] = _same_masks(name, getattr(source, MASK_KEY), tensors)
-    return LoadedModel(name, config, tensors, files, fingerprint)
+    return LoadedModel(name, config, tensors, files, fingerprint, mtp)
 
 
 def _read_tokenizer_files(name: str, folder: Path) -> dict[str, bytes]:

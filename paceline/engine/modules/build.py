@@ -25,11 +25,30 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
 
     Raises ConfigError if they do not match the config, or the engine can't run the model.
     """
+    return _build(causal_class(config.source), config.source, tensors, dtype, make)
+
+
+def build_decoder(source: Any, tensors: Tensors, dtype: torch.dtype, make: MakeMatrix) -> Any:
+    """Returns the decoder of a transformers config without its head, and without an embedding: it takes rows in its place.
+
+    The tensors are named as in the decoder alone, such as `layers.0.mlp.down_proj.weight`. Else as `build_modules`.
+    """
+    from transformers import AutoModel
+
+    embedding = torch.empty(1, dtype=dtype).expand(source.vocab_size, source.hidden_size)
+    tensors["embed_tokens.weight"] = embedding
+    decoder = _build(AutoModel._model_mapping[type(source)], source, tensors, dtype, make)
+    decoder.set_input_embeddings(None)
+    return decoder
+
+
+def _build(model_class: Any, source: Any, tensors: Tensors, dtype: torch.dtype, make: MakeMatrix) -> Any:
     if drafts := sorted({HEAD_IDS, MASK_VECTORS} & tensors.keys()):
         raise ConfigError(f"a distilled draft ({drafts[0]}) runs with our own layers only: `--implementation own`")
     files = {name: tensors.pop(name) for name in list(tensors) if not isinstance(tensors[name], torch.Tensor)}
     files = {name: (found,) if isinstance(found, FileTensor) else found for name, found in files.items()}
-    model = _load(config, tensors | {name: _stand_in(parts, dtype) for name, parts in files.items()}, dtype)
+    stand_ins = {name: _stand_in(parts, dtype) for name, parts in files.items()}
+    model = _load(model_class, source, tensors | stand_ins, dtype)
     tensors.clear()
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts.NAME)
@@ -38,14 +57,14 @@ def build_modules(config: TextConfig, tensors: Tensors, dtype: torch.dtype, make
     return model.eval()
 
 
-def _load(config: TextConfig, tensors: Tensors, dtype: torch.dtype) -> Any:
+def _load(model_class: Any, source: Any, tensors: Tensors, dtype: torch.dtype) -> Any:
     """Builds the model on no device, then gives it the tensors: no numbers are made or copied."""
     # It would report in many lines what is an error here.
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model, found = causal_class(config.source).from_pretrained(
-            None, config=config.source, state_dict=tensors, dtype=dtype, output_loading_info=True
+        model, found = model_class.from_pretrained(
+            None, config=source, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
     except Exception as error:  # a model's code may raise anything, e.g. an assertion about its config
         raise ConfigError(f"the weights do not match the config: {error or type(error).__name__}") from error

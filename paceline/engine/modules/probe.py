@@ -1,5 +1,6 @@
 """Runs transformers' modules, and probes with one row whether each layer is attention or recurrent."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,19 +37,51 @@ def run(
     return logits
 
 
+def run_decoder(decoder: Any, rows: torch.Tensor, positions: torch.Tensor | None, step: AttentionStep) -> torch.Tensor:
+    """Returns what a decoder without a head makes of rows in the place of embeddings, normed: [num_rows, hidden_size].
+
+    rows: [num_rows, hidden_size]; positions: as `run`.
+    """
+    output = decoder(
+        inputs_embeds=rows[None], position_ids=None if positions is None else positions[None], use_cache=False,
+        paceline_step=step,
+    )  # fmt: skip
+    states: torch.Tensor = output.last_hidden_state[0]
+    return states
+
+
 @torch.inference_mode()
 def probe(model: Any, device: torch.device) -> tuple[dict[int, LayerForm], dict[int, Rule]]:
     """Returns the forms of layers with attention, and the rules of recurrent ones.
 
     Raises ConfigError if the model can't run over our cache.
     """
-    kind, recorder = model.config.model_type, _Recorder()
     # Not token 0: as padding it may have position 0 in a model that counts from another.
     token, first = (torch.tensor([number], device=device) for number in (1, 0))
+    return _probe(model, lambda positions, step: run(model, token, positions, first, step), first)
+
+
+@torch.inference_mode()
+def probe_layer(decoder: Any, device: torch.device) -> LayerForm:
+    """Returns the form of a decoder's only layer (see `run_decoder`). Raises ConfigError if it can't run over our cache."""
+    row = torch.ones(1, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+    forms, _ = _probe(
+        decoder,
+        lambda positions, step: run_decoder(decoder, row, positions, step),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )
+    return forms[0]
+
+
+def _probe(
+    model: Any, feed: Callable[[torch.Tensor | None, AttentionStep], torch.Tensor], first: torch.Tensor
+) -> tuple[dict[int, LayerForm], dict[int, Rule]]:
+    """feed: runs one row at some position; first: the position 0, [1] int64."""
+    kind, recorder = model.config.model_type, _Recorder()
     model.set_attn_implementation(PROBE)
     try:
-        logits = run(model, token, first, first, recorder)
-        by_default = run(model, token, None, first, _Recorder())
+        result = feed(first, recorder)
+        by_default = feed(None, _Recorder())
     except ConfigError:
         raise
     except Exception as error:  # a model's code may raise anything
@@ -62,6 +95,6 @@ def probe(model: Any, device: torch.device) -> tuple[dict[int, LayerForm], dict[
         raise ConfigError(f"layer {idle[0]} has no attention")
     if not recorder.forms:
         raise ConfigError("all layers are recurrent; at least one must have attention")
-    if not torch.equal(logits, by_default):
+    if not torch.equal(result, by_default):
         raise ConfigError(f"model type {kind!r} does not count positions from 0, as the cache does")
     return recorder.forms, recorder.rules

@@ -22,7 +22,7 @@ from paceline.engine.models.draft_heads.head import (
     read_taps,
     require_vocabulary,
 )
-from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
 PAPER_ARCHITECTURE = "DFlash"
@@ -44,7 +44,7 @@ def _is_original(given: Mapping[str, Any]) -> bool:
     return PAPER_ARCHITECTURE in str(given.get("architectures"))
 
 
-def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: ModelConfig) -> DFlashConfig:
+def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: TargetShape) -> DFlashConfig:
     # Whatever the config's type, both make Qwen3's layers of it.
     layer = read_layers({**of_layer, "model_type": "qwen3"}, target)
     require_vocabulary(layer, target)
@@ -72,7 +72,7 @@ def _read_int(fields: Mapping[str, Any], name: str, least: int, most: int) -> in
     return value
 
 
-def _shapes(config: DFlashConfig, target: ModelConfig, head_size: int) -> tuple[Shapes, Shapes]:
+def _shapes(config: DFlashConfig, target: TargetShape, head_size: int) -> tuple[Shapes, Shapes]:
     width = config.layer.hidden_size
     expected: Shapes = {
         "fc.weight": (width, len(config.taps) * target.hidden_size),

@@ -22,7 +22,7 @@ from paceline.engine.models.draft_heads.head import (
     read_one_layer,
     require_vocabulary,
 )
-from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
 LAYER = "layers.0."
@@ -39,7 +39,7 @@ def _is_original(given: Mapping[str, Any]) -> bool:
     return "model_type" in given
 
 
-def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: ModelConfig) -> EagleConfig:
+def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: TargetShape) -> EagleConfig:
     layer = read_one_layer(of_layer, target)
     require_vocabulary(layer, target)
     if given.get("add_para_norm"):
@@ -49,7 +49,7 @@ def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: ModelCo
     return EagleConfig(layer, (target.num_layers,), not is_original and bool(given.get("layernorms")), bias)
 
 
-def _shapes(config: EagleConfig, target: ModelConfig, head_size: int) -> tuple[Shapes, Shapes]:
+def _shapes(config: EagleConfig, target: TargetShape, head_size: int) -> tuple[Shapes, Shapes]:
     width, layer = config.layer.hidden_size, config.layer
     expected = layer_shapes(layer, 0) | {"fc.weight": (width, 2 * width)}
     if config.has_norms:

@@ -20,7 +20,7 @@ from paceline.engine.models.draft_heads.head import (
     read_one_layer,
     read_taps,
 )
-from paceline.engine.models.model_config import ModelConfig
+from paceline.engine.models.target_shape import TargetShape
 
 # The head's layer, by the name that `CpuLayer` reads it by; and in the papers' repositories.
 LAYER, ORIGINAL_LAYER = "layers.0.", "midlayer."
@@ -46,7 +46,7 @@ def _is_original(given: Mapping[str, Any]) -> bool:
     return PAPER_ARCHITECTURE in str(given.get("architectures"))
 
 
-def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: ModelConfig) -> Eagle3Config:
+def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: TargetShape) -> Eagle3Config:
     layer = read_one_layer(of_layer, target)
     field = "eagle_aux_hidden_state_layer_ids"
     taps = read_taps(given.get(field) or usual_taps(target.num_layers), field, target.num_layers, target)
@@ -54,7 +54,7 @@ def _read(given: Mapping[str, Any], of_layer: Mapping[str, Any], target: ModelCo
     return Eagle3Config(layer, taps, *flags)
 
 
-def _shapes(config: Eagle3Config, target: ModelConfig, head_size: int) -> tuple[Shapes, Shapes]:
+def _shapes(config: Eagle3Config, target: TargetShape, head_size: int) -> tuple[Shapes, Shapes]:
     width, num_taps = config.layer.hidden_size, len(config.taps)
     expected = layer_shapes(config.layer, 0)
     for name in config.layer.architecture.qkv:

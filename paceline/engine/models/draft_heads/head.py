@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.models.model_config import ModelConfig, needed_shapes
 from paceline.engine.models.shapes import Tensors
+from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
 # Of the target's weights that a head was trained with, if its config says so.
@@ -49,10 +50,10 @@ class HeadFormat:
     # itself.
     is_original: Callable[[Mapping[str, Any]], bool]
     # Reads the config, the fields of its layers, and what they say of this target.
-    read: Callable[[Mapping[str, Any], Mapping[str, Any], ModelConfig], Any]
+    read: Callable[[Mapping[str, Any], Mapping[str, Any], TargetShape], Any]
     # The tensors that a head of this config must have, and those that it may have, by name. Of the config, the target, and the
     # number of tokens that the head drafts.
-    shapes: Callable[[Any, ModelConfig, int], tuple[Shapes, Shapes]]
+    shapes: Callable[[Any, TargetShape, int], tuple[Shapes, Shapes]]
     # What replaces parts of the tensors' names.
     renamed: Mapping[str, str]
 
@@ -62,7 +63,7 @@ class HeadFormat:
         return tensor
 
 
-def read_layers(fields: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+def read_layers(fields: Mapping[str, Any], target: TargetShape) -> ModelConfig:
     # Here, because transformers then reads the sources of all its models.
     from transformers import AutoConfig
 
@@ -78,7 +79,7 @@ def read_layers(fields: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
     return layer
 
 
-def read_one_layer(fields: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+def read_one_layer(fields: Mapping[str, Any], target: TargetShape) -> ModelConfig:
     layer = read_layers(fields, target)
     if layer.num_layers != 1:
         raise ConfigError(f"num_hidden_layers is {layer.num_layers}; a head has 1")
@@ -88,12 +89,12 @@ def read_one_layer(fields: Mapping[str, Any], target: ModelConfig) -> ModelConfi
     return layer
 
 
-def require_vocabulary(layer: ModelConfig, target: ModelConfig) -> None:
+def require_vocabulary(layer: ModelConfig, target: TargetShape) -> None:
     if layer.vocab_size != target.vocab_size:
         raise ConfigError(f"vocab_size is {layer.vocab_size}; the target's is {target.vocab_size}")
 
 
-def read_taps(taps: Any, field: str, most: int, target: ModelConfig) -> tuple[int, ...]:
+def read_taps(taps: Any, field: str, most: int, target: TargetShape) -> tuple[int, ...]:
     """Reads what `taps` says of `field`: numbers of the target's layers, up to `most`."""
     are_numbers = isinstance(taps, list) and bool(taps) and all(type(each) is int for each in taps)
     if not are_numbers or sorted(set(taps)) != taps or not 0 <= taps[0] <= taps[-1] <= most:
@@ -121,7 +122,7 @@ def require_target(given: Mapping[str, Any], fingerprint: str) -> None:
         raise ConfigError(f"it was trained with the target weights {named!r}; these are {fingerprint!r}")
 
 
-def take_ids(tensors: Tensors, given_size: int, target: ModelConfig) -> NDArray[np.int64]:
+def take_ids(tensors: Tensors, given_size: int, target: TargetShape) -> NDArray[np.int64]:
     """Takes the tokens that the head drafts out of `tensors`: `d2t` has each token's id, less its index.
 
     given_size: the number of tokens, if the head has no output matrix of its own.

@@ -21,8 +21,8 @@ from paceline.engine.models.draft_heads.head import (
     require_target,
     take_ids,
 )
-from paceline.engine.models.model_config import ModelConfig
 from paceline.engine.models.shapes import Tensors
+from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
 # Those of whose own config less is known come last.
@@ -36,7 +36,7 @@ def known_head(model: str) -> str | None:
 
 
 def load_draft_head(
-    folder: str, target: ModelConfig, target_fingerprint: str, dtype: torch.dtype
+    folder: str, target: TargetShape, target_fingerprint: str, dtype: torch.dtype
 ) -> LoadedDraftHead[Any]:
     """Loads a head for this target. Raises ConfigError if it is not found, invalid, or was made for another."""
     path = Path(folder).expanduser()
