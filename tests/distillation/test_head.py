@@ -97,7 +97,7 @@ def test_training_teaches_whole_chains(target: LoadedModel, records: list[Record
         pass
     after = [each.mean_alpha for each in trainer.agreement(records)]
     assert len(after) == DEPTH
-    assert all(late > 3 * early for early, late in zip(before, after, strict=True)), (before, after)
+    assert all(late > 2.5 * early for early, late in zip(before, after, strict=True)), (before, after)
 
 
 def test_what_was_trained_is_what_is_served(tmp_path: Path, target: LoadedModel, records: list[Record]) -> None:
