@@ -165,7 +165,8 @@ class VerifyJob(Job):
         return not ends.isdisjoint((*self._verify_spec.drafts[: position - self._round_start], newest))
 
     def follow(self, start: Start) -> Start | None:
-        if not self._verify_spec.num_more_rounds or self.sequence.guide is not None:
+        """Returns the round that the server goes on with, behind the one of `start`, if it may and the text goes on."""
+        if self.sequence.guide is not None:
             return None
         position, newest = self._newest()
         if self._is_over(position, newest):
@@ -253,4 +254,5 @@ def start_of(command: Command, position: int, tail: list[int], spec: VerifySpec)
         # The last tail token must be fed for its logits. To score the prompt, all must be fed.
         num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
         make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
+        follow=VerifyJob.follow if spec.num_more_rounds else None,
     )

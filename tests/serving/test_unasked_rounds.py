@@ -164,7 +164,7 @@ def test_it_ends_with_the_text(target: RawSession, name: str) -> None:
 
 @pytest.mark.parametrize("num_next", [0, 4])
 def test_it_ends_where_the_room_does(target: RawSession, num_next: int) -> None:
-    prompt = [PROMPT[each % len(PROMPT)] for each in range(MAX_LEN - 4)]
+    prompt = [PROMPT[each % len(PROMPT)] for each in range(MAX_LEN - 8)]
     sequence_id, context = opened(target, 0.0), [*prompt]
     first = target.ask(sequence_id, verify(0, prompt[:-1], rule=MATCH))
     assert len(first.verify_result.tokens) == 1

@@ -36,6 +36,8 @@ class Start(Command):
     num_more: int
     num_reusable: int
     make_job: Callable[[Sequence, list[int]], Job]
+    # Returns what the server goes on with by itself once this command's job is done, if it does.
+    follow: "Callable[[Any, Start], Start | None] | None" = field(default=None, kw_only=True)
     # When the command arrived (time.perf_counter). It may wait for a step in progress before it runs.
     arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
 

@@ -7,15 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
 from paceline.grammar import Guide, Mask, is_dead_end
-
-if TYPE_CHECKING:
-    from paceline.engine.scheduling.commands import Start
 
 
 @dataclass(slots=True)
@@ -92,10 +89,6 @@ class Job(ABC):
 
     def on_finish(self) -> None:  # noqa: B027 most jobs have no one to tell
         """Called once `is_done`, before the answer goes out."""
-
-    def follow(self, start: "Start") -> "Start | None":
-        """Returns what the server goes on with by itself behind `start`, this job's command."""
-        return None
 
     @property
     def next_drafts(self) -> NextDrafts | None:

@@ -102,7 +102,8 @@ class Session:
         # A recurrent state can't be taken back: what the coordinator does not want would have to be read again.
         if state.waiting or state.sequence.slot is not None or self._refusal.concerns(state):
             return False
-        if (following := job.follow(start)) is None:
+        following = None if start.follow is None else start.follow(job, start)
+        if following is None:
             return False
         try:
             # The job's rejected drafts.

@@ -77,7 +77,7 @@ class Stream:
 class GoingOn(ReadingJob):
     """Goes on by itself with 7 behind half of what it fed."""
 
-    def follow(self, start: Start) -> Start | None:
+    def follow(self, start: Start) -> Start:
         length = self.sequence.length // 2
         return replace(start, position=length, tail=[7], make_job=GoingOn)
 
@@ -240,7 +240,7 @@ def test_a_sequence_waits_for_its_grammar_and_no_other_does(ends: str) -> None:
 
 
 def going_on(command_id: int, tokens: list[int], position: int = 0) -> Start:
-    return replace(start(command_id, 1, tokens, position), make_job=GoingOn)
+    return replace(start(command_id, 1, tokens, position), make_job=GoingOn, follow=GoingOn.follow)
 
 
 def test_a_job_that_goes_on_answers_each_time_and_keeps_what_it_says() -> None:
@@ -268,17 +268,19 @@ def test_it_ends_for_the_sequences_next_command(is_at_start: bool) -> None:
 
 
 def test_it_ends_where_no_block_is_left_and_others_find_no_fault() -> None:
-    stream = Stream()
+    stream, tokens = Stream(), list(range(8))
+    stream.send(opening(1), opening(2))
+    stream.send(replace(start(1, 1, tokens), follow=lambda job, start: replace(start, position=8, tail=[7])))
     # All blocks but the one that it has; what holds them is not idle.
-    stream.send(opening(1), going_on(1, list(range(8))))
-    stream.send(opening(2), start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))))
-    stream.session.states[0].job.follow = lambda given: replace(given, position=8, tail=[7])  # type: ignore[method-assign, union-attr]
-    stream.session.states[0].sequence.tokens += stream.session.states[0].job.pending  # type: ignore[union-attr]
-    stream.session.states[0].job.pending = []  # type: ignore[union-attr]
-    stream.session.finish_job(stream.session.states[0])
+    stream.send(start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))))
+    state, _ = stream.session.states
+    assert state.job is not None
+    state.sequence.tokens += state.job.pending
+    state.job.pending = []
+    stream.session.finish_job(state)
     answer = stream.session.answers[-1]
-    assert (answer.command_id, answer.result, answer.has_more) == (1, list(range(8)), False)
-    assert stream.session.states[0].failure is None
+    assert (answer.command_id, answer.result, answer.has_more) == (1, tokens, False)
+    assert state.failure is None
 
 
 def test_a_younger_one_does_not_go_on_while_an_older_one_finds_no_room() -> None:
@@ -286,7 +288,11 @@ def test_a_younger_one_does_not_go_on_while_an_older_one_finds_no_room() -> None
     stream = Stream()
     stream.send(opening(1), opening(2), start(1, 1, list(range(8))))
     stream.feed()
-    stream.send(replace(start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))), make_job=GoingOn))
+    stream.send(
+        replace(
+            start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))), make_job=GoingOn, follow=GoingOn.follow
+        )
+    )
     stream.send(start(3, 1, list(range(40)), position=8))
     assert isinstance(stream.results[3], ResourceExhausted)
     stream.feed()
