@@ -165,7 +165,7 @@ class VerifyJob(Job):
         return not ends.isdisjoint((*self._verify_spec.drafts[: position - self._round_start], newest))
 
     def follow(self, start: Start) -> Start | None:
-        """Returns the round that the server goes on with, behind the one of `start`, if it may and the text goes on."""
+        """Returns the next round, which the server runs without being asked; None under a grammar or if the text is over."""
         if self.sequence.guide is not None:
             return None
         position, newest = self._newest()

@@ -44,7 +44,7 @@ _BY_LAYER = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
 class LoadedMtp:
     name: str
     format: ClassVar[str] = MTP_FORMAT
-    # Of a decoder that has the head's layer alone.
+    # The config of a decoder whose only layer is the head's.
     source: Any
     # As in the docstring above: `fc.weight`, the norms, `layers.0.`; `embed_tokens.weight` and `lm_head.weight` if they are
     # not the target's.

@@ -1,7 +1,7 @@
 """DFlash (2602.06036) as `speculators` writes it, and as the paper's repository does.
 
-A block of the newest token, at position p, and masks behind it becomes drafts in one forward pass of a few layers. Of each position
-before p they see the target's hidden states there, after each of `taps`:
+One forward pass of a few layers turns a block into drafts: the newest token, at position p, followed by mask tokens. The
+layers see the target's hidden states at each position before p, after each of `taps`:
 
     context = hidden_norm(fc([states after each of `taps`]))
     a layer's keys and values = k_proj and v_proj of the context before p, and of the normed rows of the block

@@ -25,7 +25,7 @@ from paceline.engine.models.shapes import Tensors
 from paceline.engine.models.target_shape import TargetShape
 from paceline.errors import ConfigError
 
-# Those of whose own config less is known come last.
+# In the order in which a config without `speculators_model_type` is tried: the most general form comes last.
 FORMATS = (EAGLE3, DFLASH, EAGLE)
 
 
