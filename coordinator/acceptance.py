@@ -70,6 +70,9 @@ class Proposal:
     next_min_probability: float = 0.0
     # Rounds that the target goes on with by itself behind this one.
     num_more_rounds: int = 0
+    # Whether the drafts need not interrupt a target that goes on by itself; and whether it is to wait for what comes then.
+    may_come_late: bool = False
+    stops_target: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

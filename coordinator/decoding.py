@@ -27,7 +27,7 @@ async def generate(
             started_s = time.perf_counter()
             proposal = await policy.propose(context)
             proposed_s = time.perf_counter()
-            verify_result = await target.verify(context, proposal)
+            proposal, verify_result = await target.verify(context, proposal)
             verified_s = time.perf_counter()
             outcome = decide(proposal, verify_result, context.round_noise)
             finished = Round(proposal, verify_result, outcome, started_s, proposed_s, verified_s)

@@ -68,8 +68,8 @@ class VerifyReport:
     # For the next round, if the proposal asked for them; and what they took besides `compute_us`.
     next_drafts: NextDrafts | None = None
     drafting_us: int = 0
-    # Whether the target went on with the round by itself, so that it waited for no message.
-    is_unasked: bool = False
+    # Whether the target goes on with the next round by itself.
+    is_free: bool = False
 
 
 NO_DRAFT_REPORT = DraftReport()

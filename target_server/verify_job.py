@@ -20,7 +20,7 @@ from paceline.engine.sampling.specs import (
     SampleSpec,
     Score,
 )
-from paceline.engine.scheduling.commands import Command, Start
+from paceline.engine.scheduling.commands import Command, Start, Suggest
 from paceline.engine.scheduling.job import Job, NextDrafts
 from paceline.grammar import Mask, allows
 from paceline.noise import Purpose, make_key, match_key, uniform
@@ -47,6 +47,8 @@ class VerifySpec:
     next_min_probability: float = 0.0
     # Rounds that the server goes on with by itself.
     num_more_rounds: int = 0
+    # Whether the drafts are of a Suggest.
+    are_suggested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class VerifyJobResult:
     compute_us: int
     # Of the draft head.
     drafting_us: int
+    # The drafts, if they are of a Suggest.
+    suggested_tokens: list[int]
 
 
 class VerifyJob(Job):
@@ -164,18 +168,30 @@ class VerifyJob(Job):
         ends = {*options.eos_token_ids, *options.sampling.stop_token_ids}
         return not ends.isdisjoint((*self._verify_spec.drafts[: position - self._round_start], newest))
 
-    def follow(self, start: Start) -> Start | None:
-        """Returns the next round, which the server runs without being asked; None under a grammar or if the text is over."""
+    def follow(self, start: Start, suggested: Suggest) -> Start | None:
+        """Returns the next round, which the server runs without being asked.
+
+        None under a grammar, if the text is over, and where all drafts of the client were accepted: it has more.
+        """
         if self.sequence.guide is not None:
             return None
         position, newest = self._newest()
         if self._is_over(position, newest):
             return None
-        drafts = [] if self._next_drafts is None else self._next_drafts.tokens
-        num_more_rounds = self._verify_spec.num_more_rounds - 1
-        return start_of(
-            start, position, [newest], replace(self._verify_spec, drafts=drafts, num_more_rounds=num_more_rounds)
-        )
+        spec, num_accepted = self._verify_spec, position - self._round_start
+        num_more_rounds, are_suggested = spec.num_more_rounds - 1, False
+        if spec.num_next_drafts:
+            drafts = [] if self._next_drafts is None else self._next_drafts.tokens
+        else:
+            drafts = suggested.behind(self.sequence.tokens, position, newest)
+            are_suggested = bool(drafts)
+            if 0 < self._num_drafts == num_accepted and not drafts:
+                return None
+            if spec.are_suggested:
+                # They were not thought of when the client counted how many rounds have room.
+                num_more_rounds = max(0, num_more_rounds - num_accepted)
+        following = replace(spec, drafts=drafts, are_suggested=are_suggested, num_more_rounds=num_more_rounds)
+        return start_of(start, position, [newest], following)
 
     @property
     def expects_peer_work(self) -> bool:
@@ -208,6 +224,7 @@ class VerifyJob(Job):
             compute_us=self.compute_us,
             drafting_us=self.drafting_us,
             next_drafts=self._next_drafts,
+            suggested_tokens=self._verify_spec.drafts if self._verify_spec.are_suggested else [],
         )
 
     def _score(self, row: int) -> SampleSpec:

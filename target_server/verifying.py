@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from paceline.checks import require, require_at_most
 from paceline.engine.engine import Engine
 from paceline.engine.sampling.logprobs import RowLogprobs
-from paceline.engine.scheduling.commands import Command, Start
+from paceline.engine.scheduling.commands import Command, Start, Suggest
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.rpc.model_messages import floats_to_bytes, rule_from_message
@@ -34,7 +34,7 @@ class PromptPart:
 
 
 class Verifying(JobKind):
-    command = "verify"
+    commands = ("verify", "suggest")
     result_class = VerifyJobResult
 
     def __init__(self, engine: Engine, draft: ModelServicer | None = None) -> None:
@@ -43,7 +43,16 @@ class Verifying(JobKind):
         self._draft = draft
         self._has_draft_head = engine.draft_head is not None
 
-    def parse(self, command: model_pb2.Command) -> Start:
+    def parse(self, command: model_pb2.Command) -> Start | Suggest:
+        return self._parse_suggest(command) if command.HasField("suggest") else self._parse_verify(command)
+
+    def _parse_suggest(self, command: model_pb2.Command) -> Suggest:
+        suggest = command.suggest
+        require_at_most(MAX_DRAFT_TOKENS, len(suggest.tokens), "tokens", "tokens")
+        self.check_tokens("tokens", suggest.tokens)
+        return Suggest(command.command_id, command.sequence_id, suggest.position, list(suggest.tokens), suggest.is_last)
+
+    def _parse_verify(self, command: model_pb2.Command) -> Start:
         verify = command.verify
         require_at_most(MAX_DRAFT_TOKENS, len(verify.draft_tokens), "draft_tokens", "tokens")
         require_at_most(MAX_SUPPORT_IDS, len(verify.support_token_ids), "support_token_ids", "ids")
@@ -112,6 +121,8 @@ class Verifying(JobKind):
         verify_result.queued_us = result.queued_us
         verify_result.compute_us = result.compute_us
         verify_result.drafting_us = result.drafting_us
+        if result.suggested_tokens:
+            verify_result.suggested_tokens.extend(result.suggested_tokens)
         if (following := result.next_drafts) is not None:
             verify_result.next_drafts.first_position = following.position
             verify_result.next_drafts.tokens.extend(following.tokens)

@@ -97,7 +97,7 @@ async def score(
         verify.rule = rule_to_message(Rule.MATCH)
         verify.logprobs = num_next
 
-    answer = await placement.retry(timeout_s, lambda: sequence.verify(context, drafts, fill))
+    _, answer = await placement.retry(timeout_s, lambda: sequence.verify(context, drafts, fill))
     ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
     require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
     pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))

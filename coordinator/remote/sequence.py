@@ -59,8 +59,6 @@ class RemoteSequence:
         self._coming: deque[asyncio.Future[Any]] = deque()
         self._coming_from: tuple[int, list[int]] = 0, []
         self._num_to_come = 0
-        # Whether the last round was one of them.
-        self.is_unasked = False
 
     @property
     def length(self) -> int:
@@ -76,14 +74,23 @@ class RemoteSequence:
         self._length += proposal.num_fed_drafts
         return proposal
 
+    @property
+    def is_free(self) -> bool:
+        """Returns whether the server goes on with rounds by itself."""
+        return bool(self._coming)
+
     async def verify(
         self, tokens: list[int], drafts: Sequence[int], fill: FillVerify, on_part: OnPart | None = None,
-        num_more_rounds: int = 0,
-    ) -> verify_pb2.VerifyResult:  # fmt: skip
-        """Sends one Verify with the tail and `drafts`, and returns its answer. Sends none for a round that the server goes on with.
+        num_more_rounds: int = 0, may_come_late: bool = False, stops: bool = False,
+    ) -> tuple[Sequence[int], verify_pb2.VerifyResult]:  # fmt: skip
+        """Sends one Verify with the tail and `drafts`, and returns the drafts that were checked, and its answer.
+
+        Sends none for a round that the server goes on with.
 
         on_part: gets parts that precede the answer, all of them again after each `fill`.
         num_more_rounds: that the server may go on with behind it, if it is sent.
+        may_come_late: whether `drafts` need not interrupt what the server goes on with, and may be checked in a later round.
+        stops: whether the server is to wait for the round after that.
 
         Raises Unavailable if the link breaks, the server's errors, and FatalRequest if servers die of the sequence.
         """
@@ -95,20 +102,25 @@ class RemoteSequence:
 
         if self._coming and not self._is_open:
             self._on_lost_coming()
-        verify_result: verify_pb2.VerifyResult | None = None
-        if self._coming and self._coming_from == (len(tokens) - 1, [tokens[-1], *drafts]):
-            verify_result = await self._come(tokens)
-        self.is_unasked = verify_result is not None
-        if verify_result is None:
+        answer: verify_pb2.VerifyResult | None = None
+        expected = () if may_come_late else drafts
+        if self._coming and self._coming_from == (len(tokens) - 1, [tokens[-1], *expected]):
+            if stops or len(drafts) > len(expected):
+                fill_suggest = partial(_fill_suggest, position=len(tokens), drafts=drafts, is_last=stops)
+                self._link.send(self._sequence_id, fill_suggest)
+            answer = await self._come(tokens)
+        if answer is not None:
+            drafts = answer.suggested_tokens or expected
+        else:
             on_more = self._expect if num_more_rounds else None
-            verify_result = await self._feed("verify", tokens, fill_with_drafts, on_part, on_more)
+            answer = await self._feed("verify", tokens, fill_with_drafts, on_part, on_more)
         self._length += len(drafts)
-        if self._coming and len(verify_result.tokens) == len(drafts) + 1:
-            pairs = enumerate(zip(drafts, verify_result.tokens, strict=False))
+        if self._coming and len(answer.tokens) == len(drafts) + 1:
+            pairs = enumerate(zip(drafts, answer.tokens, strict=False))
             num_accepted = next((at for at, (draft, token) in pairs if draft != token), len(drafts))
-            following = [verify_result.tokens[num_accepted], *verify_result.next_drafts.tokens]
+            following = [answer.tokens[num_accepted], *answer.next_drafts.tokens]
             self._coming_from = len(tokens) + num_accepted, following
-        return verify_result
+        return drafts, answer
 
     def start(self, tail: list[int], fill: FillPropose) -> ComingProposal | None:
         """Sends one Propose with `tail` after the cached tokens. Returns its answer to come, None without such tokens.
@@ -283,6 +295,12 @@ def _fill_job(command: Command, name: str, position: int, tail: list[int], fill:
 def _fill_truncate(command: Command, length: int) -> None:
     command.truncate.SetInParent()
     command.truncate.length = length
+
+
+def _fill_suggest(command: Command, position: int, drafts: Sequence[int], is_last: bool) -> None:
+    command.suggest.position = position
+    command.suggest.tokens.extend(drafts)
+    command.suggest.is_last = is_last
 
 
 def _fill_fork(command: Command, parent_id: int, length: int) -> None:

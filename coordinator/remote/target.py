@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from coordinator.acceptance import PositionLogprobs, Proposal, VerifyResult
 from coordinator.context import Context
 from coordinator.remote.placement import Placement
 from coordinator.remote.sequence import RemoteSequence
-from coordinator.reports import NextDrafts, VerifyReport
+from coordinator.reports import NO_DRAFT_REPORT, DraftReport, NextDrafts, VerifyReport
 from coordinator.request import Request, may_use_head
 from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
@@ -18,6 +19,11 @@ from paceline.results import TokenLogprobs
 from paceline.rpc.model_messages import floats_from_bytes, rule_to_message
 from paceline.speculation_params import Rule
 from paceline.v1 import model_pb2, verify_pb2
+
+# Proposals of which the target may check one only now.
+MOST_SUGGESTED = 4
+# Of a round that was in progress when drafts were found.
+LATE_REPORT = DraftReport(reason="the drafts are for the next round: the target had begun this one by itself")
 
 
 class RemoteTarget:
@@ -31,9 +37,14 @@ class RemoteTarget:
         self._lenience = request.speculation.lenience
         self._scores = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         self._timeout_s = timeout_s
+        # The newest proposals that the target got while it went on by itself.
+        self._suggested = deque[Proposal](maxlen=MOST_SUGGESTED)
 
-    async def verify(self, context: Context, proposal: Proposal) -> VerifyResult:
-        """Raises Unavailable after the timeout."""
+    async def verify(self, context: Context, proposal: Proposal) -> tuple[Proposal, VerifyResult]:
+        """Returns what was verified, which is not `proposal` if that may come late, and the result.
+
+        Raises Unavailable after the timeout.
+        """
         rule = proposal.checked_by(self._rule)
         num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
         # Log-probabilities of a long prompt that precede the verify result.
@@ -57,17 +68,27 @@ class RemoteTarget:
                 verify.num_next_drafts = proposal.num_next
                 verify.next_min_probability = proposal.next_min_probability
 
-        answer = await self._placement.retry(
+        if proposal.may_come_late and proposal.tokens:
+            self._suggested.append(proposal)
+        drafts, answer = await self._placement.retry(
             self._timeout_s,
             lambda: self._sequence.verify(
-                context.tokens, proposal.tokens, fill, parts.append, proposal.num_more_rounds
+                context.tokens,
+                proposal.tokens,
+                fill,
+                parts.append,
+                proposal.num_more_rounds,
+                proposal.may_come_late,
+                proposal.stops_target,
             ),
         )
+        if len(drafts) != len(proposal) or answer.suggested_tokens:
+            proposal = Proposal(list(drafts), report=self._report_of(drafts))
         if context.num_generated == 0:
             self._placement.learn_cached(answer.cached_tokens)
-        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.is_unasked)
+        verify_result = verify_result_from_answer(answer, proposal, rule, self._lenience, self._sequence.is_free)
         if not self._scores:
-            return verify_result
+            return proposal, verify_result
         logprobs: list[PositionLogprobs] = []
         if self._sampling.logprobs is not None:
             candidates = _candidates(verify_result, proposal, rule)
@@ -75,9 +96,15 @@ class RemoteTarget:
         of_prompt: list[TokenLogprobs] = []
         if num_prompt_logprobs is not None:
             of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs])
-        return replace(
-            verify_result, logprobs=logprobs, report=replace(verify_result.report, prompt_logprobs=of_prompt)
-        )
+        report = replace(verify_result.report, prompt_logprobs=of_prompt)
+        return proposal, replace(verify_result, logprobs=logprobs, report=report)
+
+    def _report_of(self, drafts: Sequence[int]) -> DraftReport:
+        """Returns the report of drafts that came late, or of a round that was too early for those that are on their way."""
+        if not drafts:
+            return LATE_REPORT
+        reports = (each.report for each in reversed(self._suggested) if each.tokens[-len(drafts) :] == list(drafts))
+        return replace(next(reports, NO_DRAFT_REPORT), num_asked=len(drafts))
 
     async def _score(self, tokens: list[int], parts: list[verify_pb2.Logprobs]) -> list[TokenLogprobs]:
         """Unpacks log-probabilities from parts. Raises InvalidArgument if sizes do not match."""
@@ -100,14 +127,14 @@ class RemoteTarget:
 
 
 def verify_result_from_answer(
-    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, is_unasked: bool = False
+    answer: verify_pb2.VerifyResult, proposal: Proposal, rule: Rule, lenience: float, is_free: bool = False
 ) -> VerifyResult:
     """Raises InvalidArgument if sizes do not match."""
     tokens, num_matched = list(answer.tokens), proposal.num_matched(rule)
     sizes = [len(support) for support in proposal.supports] if rule is Rule.REJECTION else []
     report = VerifyReport(
         answer.cached_tokens, answer.compute_us, answer.queued_us, next_drafts=_next_drafts(answer),
-        drafting_us=answer.drafting_us, is_unasked=is_unasked,
+        drafting_us=answer.drafting_us, is_free=is_free,
     )  # fmt: skip
     first_invalid_position = answer.first_invalid_position if answer.HasField("first_invalid_position") else None
     _require_count("tokens", tokens, num_matched + 1)

@@ -15,7 +15,7 @@ from paceline.v1 import generation_pb2, model_pb2, propose_pb2, sampling_pb2
 from paceline.vocabulary import SharedVocabulary
 
 # Both ends of a stream must have the same version (`ModelInfo.protocol_version`).
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 _DRAFT_MODES = {
     sampling_pb2.DRAFT_MODE_SAMPLED: DraftMode.SAMPLED,

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from paceline.engine.engine import Engine
-from paceline.engine.scheduling.commands import Start
+from paceline.engine.scheduling.commands import Command
 from paceline.errors import InvalidArgument
 from paceline.v1 import model_pb2
 
 
 class JobKind(ABC):
-    """Executes one command of `Command.command`. A server executes the kinds that it registers with its servicer."""
+    """Executes commands of `Command.command`. A server executes the kinds that it registers with its servicer."""
 
-    # The field of Command that asks for it, and the class of its jobs' results.
-    command: ClassVar[str]
+    # The fields of Command that concern it, and the class of its jobs' results.
+    commands: ClassVar[tuple[str, ...]]
     result_class: ClassVar[type]
     # Whether it can answer in the token ids of another vocabulary than the model's.
     takes_vocabulary: ClassVar[bool] = False
@@ -23,7 +23,7 @@ class JobKind(ABC):
         self._vocab_size = engine.model.vocab_size
 
     @abstractmethod
-    def parse(self, command: model_pb2.Command) -> Start:
+    def parse(self, command: model_pb2.Command) -> Command:
         """Converts the command. Raises InvalidArgument."""
 
     def split(self, result: Any) -> Iterable[Any]:

@@ -22,7 +22,7 @@ DraftMethod = Callable[[Sequence, list[int], ProposeSpec], ProposeJob | None]
 
 
 class Proposing(JobKind):
-    command = "propose"
+    commands = ("propose",)
     result_class = ProposeJobResult
     takes_vocabulary: ClassVar[bool] = True
 

@@ -64,7 +64,7 @@ class ModelServicer:
         self.instance_id: str = secrets.token_hex(8)
         self._draft_instance_id = "" if draft is None else draft.instance_id
         self._role = role
-        self._kinds = {kind.command: kind for kind in kinds}
+        self._kinds = {command: kind for kind in kinds for command in kind.commands}
         self._kinds_by_result = {kind.result_class: kind for kind in kinds}
         self._allowed_commands = f"one of open, fork, truncate, release, {', '.join(self._kinds)} at a {role} server"
         model = engine.model
@@ -292,7 +292,7 @@ class ModelServicer:
                     if (kind := self._kinds.get(name)) is None:
                         raise InvalidArgument.of_value("command", name, self._allowed_commands)
                     # Before it is copied.
-                    self._check_tail(len(getattr(message, name).tail_tokens))
+                    self._check_tail(len(getattr(getattr(message, name), "tail_tokens", ())))
                     return kind.parse(message)
         except PacelineError as error:
             return Refuse(*ids, error)

@@ -141,7 +141,7 @@ class SessionRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., reservation: _Optional[_Union[Reservation, _Mapping]] = ..., vocabulary: _Optional[_Union[_propose_pb2.SharedVocabulary, _Mapping]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("command_id", "sequence_id", "open", "propose", "verify", "truncate", "release", "fork")
+    __slots__ = ("command_id", "sequence_id", "open", "propose", "verify", "truncate", "release", "fork", "suggest")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class Command(_message.Message):
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
+    SUGGEST_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     sequence_id: int
     open: Open
@@ -158,7 +159,8 @@ class Command(_message.Message):
     truncate: Truncate
     release: Release
     fork: Fork
-    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[_propose_pb2.Propose, _Mapping]] = ..., verify: _Optional[_Union[_verify_pb2.Verify, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ...) -> None: ...
+    suggest: _verify_pb2.Suggest
+    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[_propose_pb2.Propose, _Mapping]] = ..., verify: _Optional[_Union[_verify_pb2.Verify, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., suggest: _Optional[_Union[_verify_pb2.Suggest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("session_info", "answers", "engine_steps", "load")

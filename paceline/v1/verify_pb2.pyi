@@ -38,6 +38,16 @@ class Verify(_message.Message):
     num_more_rounds: int
     def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ..., next_propose: _Optional[_Union[NextPropose, _Mapping]] = ..., num_next_drafts: _Optional[int] = ..., next_min_probability: _Optional[float] = ..., num_more_rounds: _Optional[int] = ...) -> None: ...
 
+class Suggest(_message.Message):
+    __slots__ = ("position", "tokens", "is_last")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    is_last: bool
+    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
 class NextPropose(_message.Message):
     __slots__ = ("session_id", "sequence_id", "command_id", "cache_length", "propose")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -53,7 +63,7 @@ class NextPropose(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., command_id: _Optional[int] = ..., cache_length: _Optional[int] = ..., propose: _Optional[_Union[_propose_pb2.Propose, _Mapping]] = ...) -> None: ...
 
 class VerifyResult(_message.Message):
-    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "compute_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens", "first_invalid_position", "next_drafts", "drafting_us")
+    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "compute_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens", "first_invalid_position", "next_drafts", "drafting_us", "suggested_tokens")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_MASSES_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +77,7 @@ class VerifyResult(_message.Message):
     FIRST_INVALID_POSITION_FIELD_NUMBER: _ClassVar[int]
     NEXT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_US_FIELD_NUMBER: _ClassVar[int]
+    SUGGESTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_probs: bytes
     outside_masses: bytes
@@ -80,7 +91,8 @@ class VerifyResult(_message.Message):
     first_invalid_position: int
     next_drafts: NextDrafts
     drafting_us: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., first_invalid_position: _Optional[int] = ..., next_drafts: _Optional[_Union[NextDrafts, _Mapping]] = ..., drafting_us: _Optional[int] = ...) -> None: ...
+    suggested_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., first_invalid_position: _Optional[int] = ..., next_drafts: _Optional[_Union[NextDrafts, _Mapping]] = ..., drafting_us: _Optional[int] = ..., suggested_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NextDrafts(_message.Message):
     __slots__ = ("first_position", "tokens", "confidences")

@@ -147,12 +147,10 @@ async def test_what_a_format_excludes_is_no_candidate() -> None:
     answer.logprobs.top_token_ids.extend([5, 6, 7, 8, 9, 10])
     answer.logprobs.top = floats_to_bytes(np.array([-0.7, -0.7, 0, -np.inf, -0.7, -0.7], np.float32))
 
-    async def verify(*arguments: object) -> verify_pb2.VerifyResult:
-        return answer
+    async def verify(*arguments: object) -> tuple[list[int], verify_pb2.VerifyResult]:
+        return [2, 3], answer
 
-    async def retry(
-        timeout_s: float, attempt: Callable[[], Awaitable[verify_pb2.VerifyResult]]
-    ) -> verify_pb2.VerifyResult:
+    async def retry(timeout_s: float, attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await attempt()
 
     placement, sequence = SimpleNamespace(retry=retry), SimpleNamespace(truncate=lambda length: None, verify=verify)

@@ -22,7 +22,8 @@ from coordinator.policy.policy import MOST_ROUNDS, FixedPolicy
 from coordinator.remote.placement import Placement
 from coordinator.remote.pool import Pool
 from coordinator.remote.target import RemoteTarget
-from coordinator.stats import GenerationStats
+from coordinator.reports import DraftReport
+from coordinator.stats import GenerationStats, Round
 from paceline.errors import PacelineError
 from paceline.rpc.address_source import AddressSource
 from paceline.sampling_params import SamplingParams
@@ -107,6 +108,101 @@ def failure_of(code: grpc.StatusCode, cache_length: int | None = None) -> model_
     return failure
 
 
+class SteppingTarget(FakeTarget):
+    """Takes commands between its rounds, as a server does; it goes on with what was suggested."""
+
+    round_s = 0.01
+
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.caches.clear()
+        yield model_pb2.SessionResponse(session_info=model_pb2.SessionInfo(session_id="fake"))
+        coming = asyncio.Queue[Any]()
+
+        async def read() -> None:
+            async for request in requests:
+                for command in request.commands:
+                    self.commands.append(command)
+                    coming.put_nowait(command)
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                command = await coming.get()
+                cache, kind = self.caches[command.sequence_id], command.WhichOneof("command")
+                if kind == "truncate":
+                    del cache[command.truncate.length :]
+                elif kind == "verify" and command.verify.position != len(cache):
+                    failure = self.failure(command, grpc.StatusCode.OUT_OF_RANGE, len(cache))
+                    yield model_pb2.SessionResponse(answers=[failure])
+                elif kind == "verify":
+                    async for answer in self._run(command, cache, coming):
+                        yield model_pb2.SessionResponse(answers=[answer])
+        finally:
+            reader.cancel()
+
+    async def _run(self, command: Any, cache: list[int], coming: asyncio.Queue[Any]) -> AsyncIterator[model_pb2.Answer]:
+        asked, suggested, suggest = command.verify, list[int](), None
+        tail, drafts = list(asked.tail_tokens), list(asked.draft_tokens)
+        for num_left in range(asked.num_more_rounds, -1, -1):
+            await asyncio.sleep(self.round_s)
+            first = len(cache) + len(tail)
+            cache += [*tail, *drafts]
+            tokens = [next_token(cache[:at]) for at in range(first, len(cache) + 1)]
+            num_right = next((at for at, each in enumerate(drafts) if tokens[at] != each), len(drafts))
+            length, newest, was_suggested = first + num_right, tokens[num_right], suggested
+            others: list[Any] = []
+            while not coming.empty():
+                if (other := coming.get_nowait()).WhichOneof("command") == "suggest":
+                    suggest = other.suggest
+                else:
+                    others.append(other)
+            for other in others:
+                coming.put_nowait(other)
+            suggested = []
+            if suggest is not None:
+                known = [*cache[suggest.position : length], newest]
+                if suggest.position <= length and list(suggest.tokens)[: len(known)] == known:
+                    suggested = list(suggest.tokens)[len(known) :]
+            has_more = num_left > 0 and not others and not (suggest is not None and suggest.is_last)
+            has_more = has_more and not (drafts and num_right == len(drafts) and not suggested)
+            answer = model_pb2.Answer(command_id=command.command_id, has_more=has_more)
+            answer.verify_result.tokens.extend(tokens)
+            answer.verify_result.suggested_tokens.extend(was_suggested)
+            yield answer
+            if not has_more:
+                return
+            del cache[length:]
+            tail, drafts = [newest], suggested
+
+
+class Suggests(FixedPolicy):
+    """In every `every`-th round suggests a draft that comes by itself, right ones and a wrong one, if `is_wrong`."""
+
+    def __init__(self, every: int, is_wrong: bool = True, num_right: int = 3, last: int = 0) -> None:
+        super().__init__(NoDrafter(), 4)
+        self._every, self._is_wrong, self._num_right, self._last = every, is_wrong, num_right, last
+        self.rounds: list[Round] = []
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        if len(self.rounds) % self._every:
+            return Proposal()
+        right = expected(512)[len(context.tokens) :][: self._num_right]
+        wrong = [(next_token([*context.tokens, *right]) + 1) % 400] * self._is_wrong
+        return Proposal([*right, *wrong][: context.draft_room], report=DraftReport(drafter="ngram"))
+
+    @property
+    def goes_on(self) -> bool:
+        return not self._last or len(self.rounds) % self._last != 0
+
+    @property
+    def may_come_late(self) -> bool:
+        return True
+
+    def learn(self, finished: Round) -> None:
+        super().learn(finished)
+        self.rounds.append(finished)
+
+
 class SometimesDrafts(FixedPolicy):
     """Drafts in every `every`-th round, right ones and a wrong one; otherwise the target goes on by itself."""
 
@@ -181,6 +277,40 @@ async def test_drafts_make_the_server_drop_what_it_went_on_with(tmp_path: Path, 
         if command.verify.draft_tokens:
             assert before.WhichOneof("command") == "truncate"
             assert before.truncate.length == command.verify.position
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+@pytest.mark.parametrize("every", [1, 2, 5])
+async def test_drafts_come_late_and_interrupt_nothing(tmp_path: Path, every: int, is_wrong: bool) -> None:
+    fake, policy = SteppingTarget(), Suggests(every, is_wrong)
+    async with linked(fake, tmp_path) as pool:
+        assert await decode(pool, plain_context(), policy) == expected()
+    checked = [each for each in policy.rounds if each.proposal.tokens]
+    assert len(checked) > 5
+    assert {each.proposal.report.drafter for each in checked} == {"ngram"}
+    num_accepted = sum(each.outcome.num_accepted for each in checked)
+    assert len(policy.rounds) + num_accepted == NUM_TOKENS
+    assert num_accepted >= len(checked)
+    if is_wrong:
+        # One command is enough, and the truncate is that of the end.
+        assert fake.kinds().count("verify") == 1
+        assert fake.kinds().count("truncate") <= 1
+
+
+async def test_drafts_of_another_text_are_no_part_of_any_round(tmp_path: Path) -> None:
+    fake, policy = SteppingTarget(), Suggests(1, is_wrong=True, num_right=0)
+    async with linked(fake, tmp_path) as pool:
+        assert await decode(pool, plain_context(), policy) == expected()
+    assert not any(each.proposal.tokens for each in policy.rounds[1:])
+
+
+@pytest.mark.parametrize("last", [2, 5])
+async def test_a_target_goes_on_no_longer_than_it_should(tmp_path: Path, last: int) -> None:
+    fake, policy = SteppingTarget(), Suggests(1, is_wrong=True, num_right=0, last=last)
+    async with linked(fake, tmp_path) as pool:
+        assert await decode(pool, plain_context(), policy) == expected()
+    assert fake.kinds().count("verify") > NUM_TOKENS / last / 3
+    assert any(each.suggest.is_last for each in fake.commands)
 
 
 async def test_answers_that_came_long_ago_are_taken_in_their_order(tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ def going_on(position: int, tail: list[int], num_more: int = NUM_MORE, num_next:
     return fill
 
 
+def suggesting(position: int, tokens: list[int], is_last: bool = False) -> Fill:
+    def fill(command: Any) -> None:
+        command.suggest.position, command.suggest.is_last = position, is_last
+        command.suggest.tokens.extend(tokens)
+
+    return fill
+
+
 def run_of(target: RawSession, command_id: int) -> list[Any]:
     """Returns all answers."""
     answers = [target.answer(command_id)]
@@ -88,6 +96,7 @@ def follow(context: list[int], answers: list[Any]) -> int:
     drafts, num_accepted = list[int](), 0
     for answer in answers:
         result = answer.verify_result
+        drafts = drafts or list(result.suggested_tokens)
         tokens, first = list(result.tokens), len(context)
         assert len(tokens) == len(drafts) + 1
         while len(context) - first < len(drafts) and tokens[len(context) - first] == drafts[len(context) - first]:
@@ -113,6 +122,65 @@ def test_rounds_are_those_that_would_be_asked_for(target: RawSession, num_next: 
     target.send(sequence_id, truncate(len(context) - 1))
     answer = target.ask(sequence_id, verify(len(context) - 1, context[-1:], rule=MATCH))
     assert [*context, *answer.verify_result.tokens] == asked.extend(1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("num_right", [0, 1, 2, 5])
+def test_suggested_drafts_are_checked_where_their_first_tokens_have_come(
+    target: RawSession, num_right: int, first: int, temperature: float
+) -> None:
+    expected = Asked(target, temperature).extend(60)[len(PROMPT) :]
+    guess = [*expected[first : first + num_right], (expected[first + num_right] + 1) % 500, 5, 6]
+    sequence_id, context = opened(target, temperature), [*PROMPT]
+    suggest = suggesting(len(PROMPT) + first, guess)
+    answers = run_of(target, target.send(sequence_id, going_on(0, PROMPT, 20), suggest)[0])
+    num_accepted = follow(context, answers)
+    assert num_accepted == max(0, num_right - 1)
+    assert context[len(PROMPT) :] == expected[: len(context) - len(PROMPT)]
+    suggested = [list(answer.verify_result.suggested_tokens) for answer in answers]
+    assert [each for each in suggested if each] == ([guess[1:]] if num_right else [])
+    # No more tokens than without suggestions, for which there is room.
+    assert len(answers) == 21 - num_accepted
+
+
+def test_it_ends_behind_suggested_drafts_that_are_all_right(target: RawSession) -> None:
+    """Whoever suggested them has more."""
+    expected = Asked(target, 0.0).extend(10)[len(PROMPT) :]
+    sequence_id, context = opened(target, 0.0), [*PROMPT]
+    suggest = suggesting(len(PROMPT), expected[:6])
+    answers = run_of(target, target.send(sequence_id, going_on(0, PROMPT, 20), suggest)[0])
+    follow(context, answers)
+    assert [answer.has_more for answer in answers] == [True, False]
+    assert context[len(PROMPT) :] == expected[:7]
+
+
+def test_it_ends_behind_drafts_of_its_command_that_are_all_right(target: RawSession) -> None:
+    expected = Asked(target, 0.0).extend(10)[len(PROMPT) :]
+    for drafts, num_answers in ((expected[:3], 1), ([*expected[:3], (expected[3] + 1) % 500], NUM_MORE + 1)):
+        command = going_on(0, PROMPT)
+
+        def fill(message: Any, command: Fill = command, drafts: list[int] = drafts) -> None:
+            command(message)
+            message.verify.draft_tokens.extend(drafts)
+
+        answers = run_of(target, target.send(opened(target, 0.0), fill)[0])
+        assert len(answers) == num_answers
+        assert list(answers[0].verify_result.tokens)[:4] == expected[:4]
+
+
+def test_it_ends_where_it_is_told_to(target: RawSession) -> None:
+    ids = target.send(opened(target, 0.0), going_on(0, PROMPT, 64), suggesting(len(PROMPT), [], is_last=True))
+    assert len(run_of(target, ids[0])) == 1
+
+
+def test_suggested_drafts_that_can_not_be_are_refused_by_name(target: RawSession) -> None:
+    for tokens, said in (([5] * 17, "17 tokens"), ([500_000], "tokens is 500000; it must be token ids in [0, 512)")):
+        sequence_id = opened(target, 0.0)
+        _, command_id = target.send(sequence_id, going_on(0, PROMPT), suggesting(len(PROMPT), tokens))
+        failure = target.answer(command_id).failure
+        assert failure.status.code == INVALID_ARGUMENT
+        assert said in failure.status.message
 
 
 def test_many_go_on_at_once(target: RawSession) -> None:

@@ -36,8 +36,9 @@ class Start(Command):
     num_more: int
     num_reusable: int
     make_job: Callable[[Sequence, list[int]], Job]
-    # Returns what the server goes on with by itself once this command's job is done, if it does.
-    follow: "Callable[[Any, Start], Start | None] | None" = field(default=None, kw_only=True)
+    # Returns what the server goes on with by itself once this command's job is done, if it does, with the suggested drafts that
+    # continue it. It may be asked again, for others.
+    follow: "Callable[[Any, Start, Suggest], Start | None] | None" = field(default=None, kw_only=True)
     # When the command arrived (time.perf_counter). It may wait for a step in progress before it runs.
     arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
 
@@ -55,6 +56,26 @@ class Fork(Command):
 
     parent_id: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suggest(Command):
+    """What the context may have from `position` on, for the rounds that the server goes on with. Not answered."""
+
+    position: int
+    tokens: list[int]
+    # The round in progress is the last one.
+    is_last: bool = False
+
+    def behind(self, tokens: list[int], length: int, newest: int) -> list[int]:
+        """Returns what follows the first `length` tokens and the newest one; nothing if it expected others."""
+        if not self.position <= length < self.position + len(self.tokens):
+            return []
+        known = [*tokens[self.position : length], newest]
+        return self.tokens[len(known) :] if self.tokens[: len(known)] == known else []
+
+
+NO_SUGGESTION = Suggest(0, 0, 0, [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.scheduling.batching_policy import ReturnTime
-from paceline.engine.scheduling.commands import NO_START, Command, Fork, Start
+from paceline.engine.scheduling.commands import NO_START, NO_SUGGESTION, Command, Fork, Start, Suggest
 from paceline.engine.scheduling.job import Job
 from paceline.errors import PacelineError
 
@@ -62,6 +62,9 @@ class SequenceState:
     job: Job | None = None
     # The job's command.
     start: Start = NO_START
+    # The newest Suggest, and the job and its command that the running job goes on from, if it was not asked for.
+    suggested: Suggest = NO_SUGGESTION
+    goes_on_from: tuple[Job, Start] | None = None
     # Tokens up to the last job's drafts. A job after it may build on drafts, but only on those that this one's tail decided.
     num_decided: int = 0
     failure: PacelineError | None = None
@@ -82,5 +85,5 @@ class SequenceState:
         return grammar is None or grammar.compiling.done()
 
     def end_job(self) -> None:
-        self.job, self.start = None, NO_START
+        self.job, self.start, self.goes_on_from = None, NO_START, None
         self.idle_since_s = time.perf_counter()

@@ -3,16 +3,29 @@
     command ──▶ waiting (per sequence, in the order sent) ──▶ running job ──▶ answer
 
 Commands of a sequence run in order. Release, Truncate to the running job's start or below, and the end of the stream run
-at once and drop the queued commands and the job. After a failure a sequence refuses commands until a Truncate or Release. A
+at once and drop the queued commands and the job. A Suggest waits for none. After a failure a sequence refuses commands until a Truncate or Release. A
 Fork runs in its parent's order, and the forked sequence's commands wait for it. Runs on the worker's thread.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.recurrent_sequence import open_sequence
-from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, OpenAck, Refuse, Release, Start, Truncate
+from paceline.engine.scheduling.commands import (
+    NO_SUGGESTION,
+    Answer,
+    Command,
+    Fork,
+    Open,
+    OpenAck,
+    Refuse,
+    Release,
+    Start,
+    Suggest,
+    Truncate,
+)
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.preemption import Refusal
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
@@ -73,6 +86,8 @@ class Session:
             self._fail(command, NotFound(f"sequence {command.sequence_id} is not open"), None)
         elif isinstance(command, Release):
             self._release(state, command.sequence_id)
+        elif isinstance(command, Suggest):
+            self._suggest(command, state)
         elif isinstance(command, Fork):
             self._queue_fork(command, state)
         elif isinstance(command, Truncate) and state.job is not None and command.length <= state.job.start:
@@ -82,7 +97,8 @@ class Session:
             state.waiting.append(command)
             self._advance(state)
 
-    def finish_job(self, state: SequenceState) -> None:
+    def finish_job(self, state: SequenceState) -> bool:
+        """Answers the command and returns whether the sequence goes on with another round by itself."""
         assert state.job is not None
         job, start = state.job, state.start
         job.on_finish()
@@ -96,23 +112,44 @@ class Session:
         if not has_more:
             state.return_time.leave(state.idle_since_s)
             self._advance(state)
+        return has_more
 
     def _follow(self, state: SequenceState, job: Job, start: Start) -> bool:
         """Starts what the job goes on with by itself, unless the sequence has another command."""
         # A recurrent state can't be taken back: what the coordinator does not want would have to be read again.
-        if state.waiting or state.sequence.slot is not None or self._refusal.concerns(state):
+        if state.waiting or state.suggested.is_last or state.sequence.slot is not None or self._refusal.concerns(state):
             return False
-        following = None if start.follow is None else start.follow(job, start)
-        if following is None:
+        if start.follow is None:
             return False
+        for suggested in (state.suggested, NO_SUGGESTION):
+            following = start.follow(job, start, suggested)
+            if following is None:
+                return False
+            with suppress(PacelineError):
+                # The job's rejected drafts.
+                state.sequence.truncate(following.position)
+                self._start(following, state, is_optional=suggested is not NO_SUGGESTION)
+                state.goes_on_from = job, start
+                return True
+        # Whoever sends the next command gets to know why not.
+        return False
+
+    def _suggest(self, command: Suggest, state: SequenceState) -> None:
+        """Keeps suggested drafts for the rounds that the sequence goes on with, the next one if it has not begun."""
+        state.suggested = command
+        if state.goes_on_from is None or state.job is None or state.sequence.length > state.job.start:
+            return
+        (job, start), without = state.goes_on_from, state.start
+        assert start.follow is not None
+        following = start.follow(job, start, command)
+        if following is None or following.num_more <= without.num_more:
+            return
+        self._end_job(state)
         try:
-            # The job's rejected drafts.
-            state.sequence.truncate(following.position)
-            self._start(following, state)
+            self._start(following, state, is_optional=True)
         except PacelineError:
-            # Whoever sends the next command gets to know.
-            return False
-        return True
+            self._start(without, state)
+        state.goes_on_from = job, start
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
         """Fails a job: removes the tokens it fed from the cache."""
@@ -210,6 +247,7 @@ class Session:
             if isinstance(command, Refuse):
                 raise command.error
             assert isinstance(command, Start)
+            state.suggested = NO_SUGGESTION
             self._start(command, state)
         except PacelineError as error:
             self._fail(command, error, state)
@@ -229,7 +267,8 @@ class Session:
             grammar.compiling.add_done_callback(lambda _: self._call_later(lambda: self._advance(state)))
         self.answers.append(Answer(command.command_id, OpenAck()))
 
-    def _start(self, command: Start, state: SequenceState) -> None:
+    def _start(self, command: Start, state: SequenceState, is_optional: bool = False) -> None:
+        """`is_optional`: no other sequence should suffer if there is no room. Raises PacelineError."""
         sequence = state.sequence
         begin = sequence.length
         if command.position != begin:
@@ -245,9 +284,13 @@ class Session:
             self._counts.queried_tokens += len(command.tail)
             self._counts.hit_tokens += num_cached
         try:
-            self._reserve_blocks(state, length)
+            if is_optional:
+                sequence.reserve(length)
+            else:
+                self._reserve_blocks(state, length)
         except ResourceExhausted:
-            self._refusal.note(state)
+            if not is_optional:
+                self._refusal.note(state)
             sequence.truncate(command.position)
             raise
         state.num_decided = begin + len(command.tail)

@@ -265,8 +265,8 @@ class Worker:
             if (error := failed.get(job)) is not None:
                 session.fail_job(state, error)
             elif job.is_done:
-                num_handed_over += job.expects_peer_work
-                session.finish_job(state)
+                goes_on = session.finish_job(state)
+                num_handed_over += job.expects_peer_work and not goes_on
         return num_handed_over
 
     def _reserve_blocks(self, state: SequenceState, length: int) -> None:

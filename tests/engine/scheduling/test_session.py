@@ -13,7 +13,7 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import preemption
-from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
+from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Suggest, Truncate
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.preemption import reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
@@ -75,11 +75,19 @@ class Stream:
 
 
 class GoingOn(ReadingJob):
-    """Goes on by itself with 7 behind half of what it fed."""
+    """Goes on by itself with 7 behind half of what it fed, and what was suggested behind that."""
 
-    def follow(self, start: Start) -> Start:
-        length = self.sequence.length // 2
-        return replace(start, position=length, tail=[7], make_job=GoingOn)
+    def on_finish(self) -> None:
+        self._num_kept = (self.sequence.length + 1) // 2
+
+    def follow(self, start: Start, suggested: Suggest) -> Start:
+        length = self._num_kept
+        drafts = suggested.behind(self.sequence.tokens, length, 7)
+
+        def make_job(sequence: Sequence, tail: list[int]) -> Job:
+            return GoingOn(sequence, tail + drafts)
+
+        return replace(start, position=length, tail=[7], num_more=len(drafts), make_job=make_job)
 
 
 def opening(sequence_id: int) -> Open:
@@ -249,7 +257,7 @@ def test_a_job_that_goes_on_answers_each_time_and_keeps_what_it_says() -> None:
     for _ in range(3):
         stream.feed()
     answers = [(each.result, each.has_more) for each in stream.session.answers if each.command_id == 1]
-    assert answers == [(list(range(20)), True), ([*range(10), 7], True), ([*range(5), 7], True)]
+    assert answers == [(list(range(20)), True), ([*range(10), 7], True), ([*range(6), 7], True)]
 
 
 @pytest.mark.parametrize("is_at_start", [True, False])
@@ -267,10 +275,79 @@ def test_it_ends_for_the_sequences_next_command(is_at_start: bool) -> None:
     assert answer.result == ([*range(10), 9] if is_at_start else [*range(10), 7, 9])
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_suggested_drafts_join_the_next_round_whether_or_not_it_waits_already(is_early: bool) -> None:
+    stream = Stream()
+    suggest = Suggest(2, 1, 10, [7, 50, 51])
+    stream.send(opening(1), going_on(1, list(range(20))), *[suggest] * is_early)
+    stream.feed()
+    stream.send(*[suggest] * (not is_early))
+    stream.feed()
+    stream.feed()
+    results = [each.result for each in stream.session.answers if each.command_id == 1]
+    # The third round begins at 7 tokens, of which it says nothing.
+    assert results[1:] == [[*range(10), 7, 50, 51], [*range(7), 7]]
+    assert 2 not in stream.results
+
+
+@pytest.mark.parametrize(
+    ("position", "tokens"), [(10, [8, 50]), (9, [9, 8, 50]), (11, [7, 50]), (10, [7]), (99, [7, 50])]
+)
+def test_drafts_of_another_text_are_left_out(position: int, tokens: list[int]) -> None:
+    stream = Stream()
+    stream.send(opening(1), going_on(1, list(range(20))), Suggest(2, 1, position, tokens))
+    stream.feed()
+    stream.send(Suggest(3, 1, position, tokens))
+    stream.feed()
+    assert stream.session.answers[-1].result == [*range(10), 7]
+
+
+def test_drafts_that_come_in_the_middle_of_a_round_wait_for_the_next() -> None:
+    stream = Stream()
+    stream.send(opening(1), going_on(1, list(range(20))), Suggest(2, 1, 9, [9, 7, 50]))
+    stream.feed()
+    stream.feed(1)
+    stream.send(Suggest(3, 1, 6, [6, 7, 52, 53]))
+    stream.feed()
+    assert stream.session.answers[-1].result == [*range(10), 7, 50]
+    stream.feed()
+    assert stream.session.answers[-1].result == [*range(6), 7]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_suggested_drafts_without_room_leave_the_round_as_it_was(is_early: bool) -> None:
+    stream = Stream()
+    stream.send(opening(1), opening(2), going_on(1, list(range(14))))
+    stream.send(start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 2) * BLOCK_SIZE))))
+    if is_early:
+        stream.send(Suggest(4, 1, 7, [7, *range(60, 76)]))
+    stream.feed()
+    stream.send(start(3, 2, [5], position=(NUM_BLOCKS - 2) * BLOCK_SIZE), Suggest(4, 1, 7, [7, *range(60, 76)]))
+    stream.feed()
+    answer = next(each for each in reversed(stream.session.answers) if each.command_id == 1)
+    assert (answer.result, answer.has_more) == ([*range(7), 7], True)
+    assert all(state.failure is None for state in stream.session.states)
+    # Nobody waits for room because of them.
+    _, younger = stream.session.states
+    assert not stream.session._refusal.concerns(younger)
+
+
+def test_it_ends_where_it_is_told_to_and_the_next_command_is_told_nothing() -> None:
+    stream = Stream()
+    stream.send(opening(1), going_on(1, list(range(20))))
+    stream.feed()
+    stream.send(Suggest(2, 1, 10, [], is_last=True))
+    stream.feed()
+    assert (stream.session.answers[-1].result, stream.session.answers[-1].has_more) == ([*range(10), 7], False)
+    stream.send(going_on(3, [8], position=11))
+    stream.feed()
+    assert (stream.session.answers[-1].result, stream.session.answers[-1].has_more) == ([*range(10), 7, 8], True)
+
+
 def test_it_ends_where_no_block_is_left_and_others_find_no_fault() -> None:
     stream, tokens = Stream(), list(range(8))
     stream.send(opening(1), opening(2))
-    stream.send(replace(start(1, 1, tokens), follow=lambda job, start: replace(start, position=8, tail=[7])))
+    stream.send(replace(start(1, 1, tokens), follow=lambda job, start, suggested: replace(start, position=8, tail=[7])))
     # All blocks but the one that it has; what holds them is not idle.
     stream.send(start(2, 2, list(range(100, 100 + (NUM_BLOCKS - 1) * BLOCK_SIZE))))
     state, _ = stream.session.states
