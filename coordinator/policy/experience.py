@@ -11,7 +11,7 @@ from paceline.recent_mean import RecentMean
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
 MEMORY, OWN_MEMORY = 0.998, 0.98
 # Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
-FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 10.0
+FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 4.0
 # Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
 CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
 # What asking a draft head is worth: weight of the newest round, the first guess and how many rounds that counts for, and the
