@@ -4,6 +4,7 @@ It counts choices. Without an output format every token is one. With a format, a
 drafted or not; as drafts they make the target's forward pass longer.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter
 from coordinator.policy.costs import Pace
 from coordinator.policy.experience import FIRST_WORTH, SHARED_WEIGHT, WORTH_FORGETTING, Experience
+from coordinator.policy.free_rounds import Began
 from coordinator.policy.policy import Policy
 from coordinator.policy.source import NO_PLAN, Plan, Source
 from coordinator.reports import DraftReport
@@ -23,8 +25,8 @@ from paceline.speculation_params import Bounds
 PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
-# Weight of the newest round in how often drafts follow a round without any.
-INTERRUPTION_RECENT = 0.05
+# Weight of the newest round in what is lost by drafts that come a round late.
+LATE_RECENT = 0.05
 
 
 class AdaptivePolicy(Policy):
@@ -61,24 +63,31 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
-        # How often drafts follow a round without any, as they did once; and whether the last round had none.
-        self._interruptions, self._was_plain = RecentMean(INTERRUPTION_RECENT, 1.0, 1), False
+        # Whether the target may go on by itself in this generation; whether it does so with this round, and whether it could have:
+        # not all of the last one's drafts were accepted.
+        self._may_be_free, self._is_free, self._could_be_free = False, False, False
+        # Choices that looked-up drafts gain in this round, and are worth in a later one; what is lost so.
+        self._gain, self._late_worth = 0.0, 0.0
+        self._lost = RecentMean(LATE_RECENT)
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
         self._tokens_each, self._num_unfed = context.tokens_per_choice, len(context) - context.num_fed
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
+        self._may_be_free = context.target_decides and self._bounds.min == 0
         absences = [each.drafter.absence(context) for each in self._sources]
         sources = [each for each, absence in zip(self._sources, absences, strict=True) if not absence]
         reason = "" if sources else next(iter(absences), "no draft model")
         plans = [NO_PLAN]
-        self._known_speed = 0.0
+        self._known_speed = self._gain = self._late_worth = 0.0
         for lookup in (*self._set.lookups, *(self._set.standby if reason else ())):
             plan = await self._plan_lookup(lookup, context)
             if plan.chances:
                 # Without a match it is the first plan again, which the model need not continue twice.
                 plans.append(plan)
+        if self._could_be_free:
+            self._lost.add(self._gain - self._late_worth)
         if sources:
             reason = f"no draft pays at {self._costs.active.size} at once"
             plans = self._with_drafts(plans, sources, context)
@@ -118,8 +127,11 @@ class AdaptivePolicy(Policy):
             # What one alone learned counts less.
             each.rates.prior_weight = SHARED_WEIGHT * size
 
+        # Without them the target could go on by itself.
+        message_s = self._costs.free_saves_s if self._late_pays else 0.0
+
         def continued(plan: Plan, source: Source) -> Plan:
-            return source.continued(plan, context, self._tokens_each, self._speed, must_draft=drafts is True)
+            return source.continued(plan, context, self._tokens_each, self._speed, message_s, must_draft=drafts is True)
 
         alone = [self._held] if is_held else [continued(NO_PLAN, each) for each in sources]
         looked_up = [plan for plan in plans if plan.chances]
@@ -143,8 +155,30 @@ class AdaptivePolicy(Policy):
         chances: list[float] = []
         for kind in kinds:
             chances.append(rates[kind] * (chances[-1] if chances else 1.0))
+        if not chances:
+            return NO_PLAN
         num, gain = self._best_size(chances, num_choices=1 / self._tokens_each)
+        num_late, late_gain, late_worth = self._best_late(chances)
+        self._gain, self._late_worth = max(self._gain, gain), max(self._late_worth, late_worth)
+        if self._is_free:
+            num, gain = (num_late, late_gain) if self._late_pays else (0, 0.0)
         return Plan(gain, lookup, chances[:num]) if num else NO_PLAN
+
+    def _best_late(self, chances: Sequence[float]) -> tuple[int, float, float]:
+        """Returns how many drafts gain most for a target that goes on by itself, the choices gained, and what they are worth.
+
+        The first of them come by themselves, while the drafts are on their way. They take no place in a forward pass, and
+        gain nothing. Each costs a forward pass of its own, so that the drafts are worth less than they gain.
+        """
+        speed, costs = self._speed, self._costs
+        num_before = costs.num_late
+        come, late = chances[:num_before], chances[num_before:]
+        num, gain = self._best_size(late, reach=come[-1])
+        gain -= speed * costs.suggestion_s
+        if num == 0 or gain <= 0:
+            return 0, 0.0, 0.0
+        free_s = costs.verify_s(0) - costs.free_saves_s
+        return num_before + num, gain, gain - (speed * free_s - 1) * math.fsum(come)
 
     def _trimmed(self, source: Source, proposal: Proposal, num_looked_up: int) -> Proposal:
         """Drops drafts that the target need not see. `num_looked_up`: tokens before those of `source`."""
@@ -183,11 +217,12 @@ class AdaptivePolicy(Policy):
         return max(num, self._bounds.min)
 
     def _best_size(
-        self, chances: Sequence[float], num_choices: float = 1.0, num_tokens: float = 1.0
+        self, chances: Sequence[float], num_choices: float = 1.0, num_tokens: float = 1.0, reach: float = 1.0
     ) -> tuple[int, float]:
         """Returns how many drafts with these chances gain most once they are made, and the choices gained.
 
-        `num_choices`, `num_tokens`: of each draft.
+        num_choices, num_tokens: of each draft.
+        reach: the chance that a round comes which checks them.
         """
         if not chances:
             return 0, 0.0
@@ -195,7 +230,7 @@ class AdaptivePolicy(Policy):
         plain_s, *seconds = self._costs.verify_times(len(chances), num_tokens)
         for num, chance in enumerate(chances, start=1):
             choices += chance * num_choices
-            gain = choices - speed * (seconds[num - 1] - plain_s)
+            gain = choices - reach * speed * (seconds[num - 1] - plain_s)
             if gain > most or num <= self._bounds.min:
                 best, most = num, gain
         return best, most
@@ -205,7 +240,7 @@ class AdaptivePolicy(Policy):
         """Returns choices per second of this generation, or of all that share forward passes with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
-        plain_s = self._costs.verify_s(0)
+        plain_s = self._costs.verify_s(0) - (self._costs.free_saves_s if self._may_be_free else 0.0)
         pace = self._pace if self._costs.active.size == 1 else self._costs.pace
         self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
@@ -244,22 +279,30 @@ class AdaptivePolicy(Policy):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the messages saved are worth more than the time that drafts wait for a round which tells them nothing.
+        return self._late_pays and self._plan.source is None and self._asked_for is None
 
-        They wait for a forward pass, less the message that they would have waited for; for half of one where messages take
-        longer.
-        """
-        if len(self._plan) or self._asked_for is not None:
-            return False
-        interrupts, message_s = self._interruptions.value, self._costs.level.plain.overhead_s
-        forward_s = self._costs.verify_s(0) - message_s
-        return interrupts * max(forward_s - message_s, forward_s / 2) < (1 - interrupts) * message_s
+    @property
+    def _late_pays(self) -> bool:
+        """Whether the messages saved are worth more than what is lost by drafts that come a round late."""
+        return self._may_be_free and self._lost.value < self._speed * self._costs.free_saves_s
+
+    @property
+    def may_come_late(self) -> bool:
+        return self._is_free and self._plan.source is None
+
+    def _began(self) -> Began:
+        if not self._is_free:
+            return Began.ASKED
+        if self._plan.source is not None:
+            return Began.INTERRUPTING
+        return Began.FREE if self._plan.lookup is None else Began.SUGGESTING
 
     def learn(self, finished: Round) -> None:
         super().learn(finished)
-        if self._was_plain:
-            self._interruptions.add(len(finished.proposal) > 0)
-        self._was_plain = not finished.proposal.tokens
+        began = self._began()
+        self._is_free = finished.verify_result.report.is_free
+        num_drafts = len(finished.proposal)
+        self._could_be_free = num_drafts == 0 or finished.outcome.num_accepted < num_drafts
         following = finished.verify_result.report.next_drafts
         self._num_head_drafts = 0 if following is None else len(following.tokens)
         self._head_s = finished.verify_result.report.drafting_us / 1e6
@@ -276,8 +319,8 @@ class AdaptivePolicy(Policy):
         forwards = None if drafted_by is None else drafted_by.forwards
         is_like_others = self._is_steady and self._costs.is_unchanged(self._num_changes)
         self._costs.learn(
-            finished, seconds, forwards, self._num_drafted, is_like_others, self._num_unfed, self._source_keys
-        )
+            finished, seconds, forwards, self._num_drafted, is_like_others, self._num_unfed, self._source_keys, began
+        )  # fmt: skip
         if not self._costs.active.was_reading_since(last_ended_s):
             self._pace.add(finished.num_chosen, seconds, SPEED_MEMORY)
         for each in self._sources:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
+from coordinator.policy.free_rounds import Began, FreeRounds
 from coordinator.remote.server_load import ForwardTimes
 from coordinator.stats import Round
 from paceline.recent_mean import RecentMean
@@ -103,6 +104,7 @@ class Level:
 
     plain: Correction = field(default_factory=Correction)
     verifying: Correction = field(default_factory=Correction)
+    free: FreeRounds = field(default_factory=FreeRounds)
     # By source.
     drafting: dict[Hashable, Correction] = field(default_factory=lambda: defaultdict(Correction))
     # Paces of all generations while none drafts, and while most do.
@@ -204,6 +206,24 @@ class CostModel:
         counts = range(1, most_drafts + 1)
         return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num * num_tokens))) for num in counts)]
 
+    @property
+    def free_saves_s(self) -> float:
+        """Predicts what a round without drafts saves that the target goes on with by itself."""
+        level = self.level
+        return level.free.saves_s(level.plain.overhead_s)
+
+    @property
+    def suggestion_s(self) -> float:
+        """Predicts what it takes of such a round's time to send drafts for the next one."""
+        level = self.level
+        return level.free.suggestion_s(level.plain.overhead_s)
+
+    @property
+    def num_late(self) -> int:
+        """Predicts how many such rounds begin while drafts are on their way: one, or more where messages take longer."""
+        message_s = self.level.plain.overhead_s
+        return 1 + int(message_s / (self.verify_s(0) - message_s))
+
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
         size, correction = self.active.size, self.level.drafting[forwards.source]
@@ -213,7 +233,7 @@ class CostModel:
 
     def learn(
         self, finished: Round, seconds: float, forwards: DraftForwards | None, num_drafted: int, is_like_others: bool,
-        num_unfed: int, sources: Collection[Hashable],
+        num_unfed: int, sources: Collection[Hashable], began: Began = Began.ASKED,
     ) -> None:  # fmt: skip
         """Learns from a round.
 
@@ -238,11 +258,15 @@ class CostModel:
         num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
         self._num_drafts.add(num_drafts)
         correction = level.verifying if num_drafts else level.plain
-        # A round that was not asked for tells nothing of messages. One that has interrupted such rounds has cost what it cost.
-        if (is_common or not correction.num_rounds) and not verify.is_unasked:
-            target_times = self._target_times()
-            computed_s = verify.compute_us / 1e6
-            correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
+        target_times = self._target_times()
+        forwards_s = target_times(num_tokens)
+        # Others tell nothing of messages that are waited for.
+        if (is_common or not correction.num_rounds) and began is Began.ASKED:
+            correction.learn(forwards_s, verify.compute_us / 1e6, finished.verify_s, target_times.is_measured)
+        if is_common and num_drafts == 0:
+            plain = level.plain
+            overhead_s = min(seconds, MAX_SURPRISE * plain.seconds(forwards_s)) - plain.factor * forwards_s
+            level.free.learn(began, overhead_s, plain.overhead_s)
         for source in sources:
             drafting = level.drafting[source]
             if forwards is None or source != forwards.source:

@@ -19,8 +19,8 @@ from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 
-# Rounds that a target goes on with by itself: more lose little, and what is behind an end found here is wasted.
-MOST_ROUNDS = 16
+# Rounds that a target goes on with by itself, as many as servers allow: only after them does it wait for a message.
+MOST_ROUNDS = 64
 
 
 class Policy(ABC):
@@ -45,11 +45,18 @@ class Policy(ABC):
             # As many as have room whatever they accept.
             num_rounds = (context.num_remaining - len(proposal) - proposal.num_next - 1) // (proposal.num_next + 1)
             proposal.num_more_rounds = max(0, min(MOST_ROUNDS, num_rounds))
+        proposal.may_come_late = self.may_come_late
+        proposal.stops_target = self.may_come_late and not self.goes_on
         return proposal
 
     @property
     def goes_on(self) -> bool:
         """Whether the next rounds are what the target would do by itself, so that it need not wait for each."""
+        return False
+
+    @property
+    def may_come_late(self) -> bool:
+        """Whether a target that goes on by itself need not be interrupted for this round's drafts."""
         return False
 
     @abstractmethod

@@ -57,11 +57,14 @@ class Source:
     def forwards(self) -> DraftForwards:
         return DraftForwards(self.key, self.drafter.times, self.drafter.num_at_once > 1)
 
-    def continued(self, plan: Plan, context: Context, tokens_each: float, speed: float, must_draft: bool) -> Plan:
+    def continued(
+        self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, must_draft: bool
+    ) -> Plan:
         """Adds the model's drafts to a plan, as many as gain.
 
         tokens_each: tokens per choice.
         speed: choices that a second is worth.
+        message_s: that only a round with the model's drafts waits for.
         must_draft: at least one, unless others are looked up.
         """
         model, verify_s, draft_s = self.drafter, self._costs.verify_s, self._costs.draft_s(self.forwards)
@@ -82,7 +85,7 @@ class Source:
             accepted += chance * self.rates["accepted", num]
             drafted += self.rates["drafted", num]
             choices = looked_up + accepted
-            seconds = draft_s(num_fed, drafted) + reading_s * (1 + choices)
+            seconds = message_s + draft_s(num_fed, drafted) + reading_s * (1 + choices)
             seconds += verify_s(num_before + drafted * tokens_each) - plain_s
             gained = choices - speed * seconds
             if gained > gain or num_before + num <= self._bounds.min:

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, VerifyResult
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.drafters.drafter import DrafterSet
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
@@ -20,28 +20,42 @@ class Waiting(AdaptivePolicy):
 
 
 class WiredWorld(World):
-    """A round waits for its message, unless the target has gone on with it; drafts then wait until it is over."""
+    """A round waits for its message, unless the target has gone on with it; drafts that come meanwhile are for the next one."""
 
     message_s = 0.004
+    # That it takes of a forward pass to receive drafts.
+    suggestion_s = 0.0005
 
     async def decode(self, policy: AdaptivePolicy, text: list[int]) -> tuple[float, float]:
         """Returns seconds a token, and the share of rounds that were not asked for."""
         context, began_s, num_left, num_unasked, num_rounds = begin([1]), self.now_s, 0, 0, 0
-        while context.num_generated < len(text):
+        # Of the round in progress if it is not asked for; what was suggested at which token of the text.
+        is_free, drafts, suggested = False, list[int](), (0, list[int]())
+        while (at := context.num_generated - 1) < len(text):
             proposal = await policy.propose(context)
-            coming = [*text[context.num_generated :], *[0] * len(proposal)]
+            coming = [*text[at:], *[0] * 20]
+            if is_free:
+                assert proposal.may_come_late or not proposal.tokens
+                num_left = 0 if proposal.stops_target else num_left - 1
+                suggested = (at, proposal.tokens) if proposal.tokens else suggested
+                wait_s = self.suggestion_s if proposal.tokens else 0.0
+                proposal = Proposal(drafts)
+            else:
+                num_left, suggested, wait_s = proposal.num_more_rounds, (0, []), self.message_s
             num_right = next((at for at, each in enumerate(proposal.tokens) if each != coming[at]), len(proposal))
-            is_unasked = num_left > 0 and not proposal.tokens
+            num_unasked, num_rounds = num_unasked + is_free, num_rounds + 1
             computed_s = self.verify_s + self.row_s * len(proposal)
-            wait_s = 0.0 if is_unasked else self.verify_s if num_left else self.message_s
-            num_left = num_left - 1 if is_unasked else proposal.num_more_rounds
             ended_s = self.now_s + wait_s + computed_s
+            first, tokens = suggested
+            known = text[first : at + num_right + 1]
+            drafts = tokens[len(known) :] if tokens[: len(known)] == known else []
+            is_over = num_left == 0 or (0 < len(proposal) == num_right and not drafts)
             outcome = Outcome(coming[: num_right + 1], num_right, Origin.BONUS)
-            report = VerifyReport(compute_us=int(computed_s * 1e6), is_unasked=is_unasked)
+            report = VerifyReport(compute_us=int(computed_s * 1e6), is_free=not is_over)
             policy.learn(Round(proposal, VerifyResult([0], report=report), outcome, self.now_s, self.now_s, ended_s))
             context.extend(outcome)
             policy.truncate(len(context) - 1)
-            self.now_s, num_unasked, num_rounds = ended_s, num_unasked + is_unasked, num_rounds + 1
+            self.now_s, is_free = ended_s, not is_over
         return (self.now_s - began_s) / context.num_generated, num_unasked / num_rounds
 
 
@@ -87,11 +101,11 @@ async def test_what_a_message_takes_is_learned_of_rounds_that_wait_for_one() -> 
 
 
 @pytest.mark.parametrize("share_copied", [0.3, 0.6, 0.9, 1.0])
-async def test_it_costs_no_text_its_drafts(share_copied: float) -> None:
+async def test_no_text_is_slower_than_where_each_round_is_asked_for(share_copied: float) -> None:
     ratio, _ = await speeds(share_copied)
-    assert ratio > 0.98
+    assert ratio > 1.01
 
 
-async def test_a_text_that_is_copied_everywhere_is_asked_for() -> None:
+async def test_a_text_that_is_copied_everywhere_is_mostly_asked_for() -> None:
     _, share = await speeds(1.0)
-    assert share < 0.3
+    assert share < 0.5
