@@ -194,16 +194,9 @@ class RemoteSequence:
         # The server may be ahead until the answer has come.
         self._is_longer = True
         try:
-            answer: verify_pb2.VerifyResult = await self._coming.popleft()
-        except CacheError as error:
-            self._correct(min(error.cache_length, self.length))
+            answer: verify_pb2.VerifyResult = await self._answer(self._coming.popleft())
+        except CacheError:
             return None
-        except PacelineError:
-            self._correct(self.length)
-            raise
-        except asyncio.CancelledError:
-            self.release()
-            raise
         self._length = self._placement.num_fed = len(tokens)
         self._is_longer = False
         return answer
@@ -234,24 +227,27 @@ class RemoteSequence:
             self._send_truncate()
             position = self._length if self._is_open else 0
             tail = tokens[position:]
+            filled = partial(_fill_job, name=name, position=position, tail=tail, fill=fill)
             try:
-                filled = partial(_fill_job, name=name, position=position, tail=tail, fill=fill)
-                answer = await self._link.request(self._sequence_id, name, filled, on_part, on_more)
+                answer = await self._answer(self._link.request(self._sequence_id, name, filled, on_part, on_more))
             except CacheError as error:
-                # Preempted, or an earlier command failed: use the server's length.
-                self._correct(min(error.cache_length, self.length))
-                last_error: PacelineError = error
+                last_error = error
                 continue
-            except PacelineError:
-                # The server refuses commands until a Truncate; the cache is unchanged.
-                self._correct(self.length)
-                raise
-            except asyncio.CancelledError:
-                self.release()
-                raise
             self._length = self._placement.num_fed = position + len(tail)
             return answer
         raise Unavailable(f"the {self._link.role} server's cache stayed inconsistent: {last_error}")
+
+    async def _answer(self, coming: asyncio.Future[Any]) -> Any:
+        """Waits for an answer. After an error the length is the server's, and the sequence can be sent another command."""
+        try:
+            return await coming
+        except PacelineError as error:
+            # Preempted, or an earlier command failed; else the cache is unchanged. The server refuses commands until a Truncate.
+            self._correct(min(error.cache_length, self.length) if isinstance(error, CacheError) else self.length)
+            raise
+        except asyncio.CancelledError:
+            self.release()
+            raise
 
     def _leave(self) -> None:
         self._leave_coming()

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.draft_head import FIRST_POSITION
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, part_address
 from paceline.engine.cpu.kernels.rows import rms_norm
@@ -18,9 +19,6 @@ from paceline.engine.models.draft_heads.eagle import LAYER, EagleConfig
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.shapes import as_tensor
-
-# No row attends to position 0: there is no hidden state before it.
-FIRST_POSITION = 1
 
 
 class Lender(Protocol):
