@@ -3,7 +3,7 @@
 python -m benchmarks.unasked_rounds [--prompts FILE.jsonl] [--at-once 1 8 32] [--tokens 96] [--turns 6] [--pair qwen2.5-coder]
 
 Both use the same servers and take turns at each prompt, with and without speculation. One at a time, the speed is that after
-the first token.
+the first token. Then: what the target computes beyond stop strings, and how long commands wait beside sequences that go on.
 """
 
 import argparse
@@ -14,11 +14,14 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from urllib.request import urlopen
 
 from benchmarks.colocated_draft import OWN_PROMPTS
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair
+from benchmarks.gateway import free_port
 from benchmarks.prompts import spread_prompts
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.catalog.known_models import PAIRS
@@ -65,6 +68,85 @@ async def decode(
     return sum(len(each.token_ids) for each in completions) / seconds, completions
 
 
+class Comparison:
+    """Two clients of the same servers, by what their coordinators do."""
+
+    def __init__(self, clients: dict[str, AsyncClient], metrics: str, prompts: list[str], tokens: int) -> None:
+        """`metrics`: where the target serves them."""
+        self._clients, self._metrics, self._prompts, self._tokens = clients, metrics, prompts, tokens
+
+    async def compare_speeds(self, num_at_once: int, name: str, speculation: SpeculationParams, turns: int) -> None:
+        speeds: dict[str, list[float]] = {each: [] for each in self._clients}
+        num_different = 0
+        for turn in range(turns):
+            some = [self._prompts[(turn * num_at_once + each) % len(self._prompts)] for each in range(num_at_once)]
+            sampling = SamplingParams(max_tokens=self._tokens, temperature=0.7 * (turn % 2), seed=turn, ignore_eos=True)
+            found = []
+            for way in sorted(self._clients, reverse=bool(turn % 2)):
+                speed, completions = await decode(self._clients[way], some, sampling, speculation)
+                speeds[way].append(speed)
+                found.append([each.token_ids for each in completions])
+            num_different += sum(one != other for one, other in zip(*found, strict=True))
+        ratios = [gone / asked for gone, asked in zip(speeds["goes on"], speeds["asks"], strict=True)]
+        listed = ", ".join(f"{way} {median(each):.1f}" for way, each in speeds.items())
+        print(
+            f"{num_at_once} at once, {name}: tokens/s {listed}; {median(ratios):.3f} x "
+            f"({min(ratios):.2f} to {max(ratios):.2f}); {num_different} answers differ",
+            flush=True,
+        )
+
+    async def count_thrown_away(self, turns: int) -> None:
+        """Prints what the target computes beyond stop strings."""
+        sampling, num_fed, num_texts = SamplingParams(max_tokens=self._tokens), dict.fromkeys(self._clients, 0), 0
+        for prompt in self._prompts[:turns]:
+            text = (await self._clients["asks"].complete(prompt, sampling, PLAIN)).text
+            stop = text[len(text) // 2 :][:4]
+            if not stop:
+                continue
+            num_texts += 1
+            for way, client in self._clients.items():
+                before = await asyncio.to_thread(self._num_fed)
+                await client.complete(prompt, replace(sampling, stop=(stop,)), PLAIN)
+                # What it still computes is counted when it is over.
+                await asyncio.sleep(0.5)
+                num_fed[way] += await asyncio.to_thread(self._num_fed) - before
+        extra = (num_fed["goes on"] - num_fed["asks"]) / num_texts
+        print(f"thrown away at stop strings: {extra:.1f} tokens each of {num_texts} texts", flush=True)
+
+    async def measure_waits(self, num_others: int, turns: int) -> None:
+        """Prints how long the only command of a newcomer waits beside others."""
+        for way, client in self._clients.items():
+            sampling = SamplingParams(max_tokens=40 * turns, ignore_eos=True)
+            others = [
+                asyncio.ensure_future(client.complete(each, sampling, PLAIN)) for each in self._prompts[:num_others]
+            ]
+            waits_ms = []
+            for turn in range(4 * turns):
+                await asyncio.sleep(0.1)
+                newcomer = await client.complete(f"Number {turn}:", SamplingParams(max_tokens=1), PLAIN)
+                assert newcomer.finish is not None
+                waits_ms.append(newcomer.finish.timing.queued_ms)
+            is_over = all(each.done() for each in others)
+            for each in others:
+                each.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            print(
+                f"a command beside {num_others} others, {way}: waits {median(waits_ms):.1f} ms, at most {max(waits_ms):.1f}"
+                + (" (they had ended)" if is_over else ""),
+                flush=True,
+            )
+
+    def _num_fed(self) -> int:
+        """Returns the tokens that the target has fed so far."""
+        with urlopen(f"http://{self._metrics}/metrics") as response:
+            line = next(
+                each
+                for each in response.read().decode().splitlines()
+                if each.startswith("paceline_engine_step_tokens_sum")
+            )
+        return int(float(line.split()[-1]))
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
@@ -74,33 +156,18 @@ async def main() -> None:
     parser.add_argument("--pair", choices=sorted(PAIRS))
     arguments = parser.parse_args()
     target, draft = PAIRS[arguments.pair] if arguments.pair else (MODEL, DRAFT)
-    pair = embedded_pair(draft, remembers=False, target={"model": target})
+    metrics, turns = f"127.0.0.1:{free_port()}", arguments.turns
+    pair = embedded_pair(draft, remembers=False, target={"model": target, "metrics": metrics})
     async with pair as (services, client), contextlib.AsyncExitStack() as stack:
         asking = asking_coordinator(services.addresses["target"], services.addresses["draft"])
         clients = {"asks": await stack.enter_async_context(asking), "goes on": client}
+        prompts = [each.text for each in spread_prompts(arguments.prompts, max(arguments.at_once) * turns)]
+        comparison = Comparison(clients, metrics, prompts, arguments.tokens)
         for num_at_once in arguments.at_once:
-            prompts = [each.text for each in spread_prompts(arguments.prompts, num_at_once * arguments.turns)]
             for name, speculation in (("plain", PLAIN), ("default", SPECULATIVE)):
-                speeds: dict[str, list[float]] = {each: [] for each in clients}
-                num_different = 0
-                for turn in range(arguments.turns):
-                    some = [prompts[(turn * num_at_once + each) % len(prompts)] for each in range(num_at_once)]
-                    sampling = SamplingParams(
-                        max_tokens=arguments.tokens, temperature=0.7 * (turn % 2), seed=turn, ignore_eos=True
-                    )
-                    found = []
-                    for way in sorted(clients, reverse=bool(turn % 2)):
-                        speed, completions = await decode(clients[way], some, sampling, speculation)
-                        speeds[way].append(speed)
-                        found.append([each.token_ids for each in completions])
-                    num_different += sum(one != other for one, other in zip(*found, strict=True))
-                ratios = [gone / asked for gone, asked in zip(speeds["goes on"], speeds["asks"], strict=True)]
-                listed = ", ".join(f"{way} {median(each):.1f}" for way, each in speeds.items())
-                print(
-                    f"{num_at_once} at once, {name}: tokens/s {listed}; {median(ratios):.3f} x "
-                    f"({min(ratios):.2f} to {max(ratios):.2f}); {num_different} answers differ",
-                    flush=True,
-                )
+                await comparison.compare_speeds(num_at_once, name, speculation, turns)
+        await comparison.count_thrown_away(turns)
+        await comparison.measure_waits(max(arguments.at_once), turns)
 
 
 if __name__ == "__main__":
