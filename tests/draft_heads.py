@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 
 from paceline.engine.models.dummy import dummy_config
 
+# What a random head is written for: a dummy model's name, or any model's config.
+Target = str | PreTrainedConfig
 # The tiny models have two layers.
 TAPS = [0, 1, 2]
 # The head does not draft every third of the tokens.
@@ -19,10 +22,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Maker:
-    """A random head's tensors, for a model by name."""
+    """A random head's tensors."""
 
-    def __init__(self, model: str) -> None:
-        self.target = dummy_config(model)
+    def __init__(self, model: Target) -> None:
+        self.target = dummy_config(model) if isinstance(model, str) else model
         self.width, self.vocab_size = self.target.hidden_size, self.target.vocab_size
         self.heads, self.kv_heads = self.target.num_attention_heads, self.target.num_key_value_heads
         self.head_dim = self.width // self.heads
@@ -61,7 +64,7 @@ class Maker:
         (folder / "config.json").write_text(json.dumps({"transformer_layer_config": of_layer | layer} | config))
 
 
-def write_head(folder: Path, tensors: Tensors | None = None, model: str = "tiny", **changes: Any) -> None:
+def write_head(folder: Path, tensors: Tensors | None = None, model: Target = "tiny", **changes: Any) -> None:
     """Writes an EAGLE-3 head.
 
     tensors: in place of the head's own, by name; an empty one is left out. model: its target. changes: to its config.
@@ -85,7 +88,7 @@ def write_head(folder: Path, tensors: Tensors | None = None, model: str = "tiny"
     made.save(folder, own, tensors, {}, config | changes)
 
 
-def write_eagle(folder: Path, tensors: Tensors | None = None, model: str = "tiny", **changes: Any) -> None:
+def write_eagle(folder: Path, tensors: Tensors | None = None, model: Target = "tiny", **changes: Any) -> None:
     """Writes an EAGLE-1 head, as `write_head` does."""
     made = Maker(model)
     layer = made.layer(made.width)
@@ -96,7 +99,7 @@ def write_eagle(folder: Path, tensors: Tensors | None = None, model: str = "tiny
     made.save(folder, own, tensors, {}, {"speculators_model_type": "eagle", "fusion_bias": True} | changes)
 
 
-def write_dflash(folder: Path, tensors: Tensors | None = None, model: str = "tiny", **changes: Any) -> None:
+def write_dflash(folder: Path, tensors: Tensors | None = None, model: Target = "tiny", **changes: Any) -> None:
     """Writes a DFlash head of two layers, as `write_head` does."""
     made = Maker(model)
     width, head_dim = made.width, made.head_dim

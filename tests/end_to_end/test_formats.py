@@ -12,11 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, Completion
 from paceline.errors import InvalidArgument
 from paceline.output_format import OutputFormat
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from tests.draft_heads import write_head
+from tests.hosted import Host
 from tests.services import Trio, restart, running, start_trio
 
 PERSON: dict[str, Any] = {
@@ -98,6 +100,50 @@ async def test_every_drafter_gives_the_same_tokens_and_the_text_fits(
     assert plain.finish is not None
     assert plain.finish.reason == "stop"
     assert fits(plain.text)
+
+
+HEAD = [
+    SpeculationParams(drafter=Drafter.HEAD, num_speculative_tokens=1),
+    SpeculationParams(drafter=Drafter.HEAD, num_speculative_tokens=5),
+    SpeculationParams(drafter=Drafter.HEAD, num_speculative_tokens=Bounds(1, 8)),
+    SpeculationParams(),
+]
+TOOLS = [{"type": "function", "function": {"name": "remember", "parameters": PERSON}}]
+
+
+@pytest.fixture(scope="module")
+def target_with_head(host: Host, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The embedded target with a random head: the address of its coordinator, which has no other draft model."""
+    folder = tmp_path_factory.mktemp("head")
+    write_head(folder, model="smollm2-135m")
+    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "1024", "--check-integrity", "--threads", "1")
+    target = host.start("target_server", *flags, "--draft-head", str(folder)).address
+    return host.start("coordinator", "--draft", "none", "--target", target).address
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_no_token_depends_on_a_head_under_a_format_or_with_tools(
+    target_with_head: str, temperature: float
+) -> None:
+    """The head drafts nothing there, and what it drafts for others beside changes nothing either."""
+    sampling = replace(GREEDY, temperature=temperature)
+    asked: list[dict[str, Any]] = [{"format": wanted} for wanted, _ in FORMATS.values()]
+    asked += [{"tools": TOOLS, "tool_choice": choice} for choice in ("auto", "required", "remember")]
+    async with AsyncClient(target_with_head) as client:
+        plain = [await client.complete(PROMPT, sampling, VARIANTS["off"], **each) for each in asked]
+        free = [client.complete(PROMPT, sampling, way, trace=True) for way in HEAD[:2]]
+        calls = [client.complete(PROMPT, sampling, way, trace=True, **each) for way in HEAD for each in asked]
+        *together, first, second = await asyncio.gather(*calls, *free)
+    for answer, each in zip(together, plain * len(HEAD), strict=True):
+        assert (answer.token_ids, calls_of(answer)) == (each.token_ids, calls_of(each))
+        assert "head" not in {trace.drafter for trace in answer.traces}
+    assert all("head" in {trace.drafter for trace in each.traces} for each in (first, second))
+    assert all(each.tool_calls for each in plain[-2:])
+
+
+def calls_of(done: Completion) -> list[tuple[str, str]]:
+    """Without their ids, which are random."""
+    return [(each.name, each.arguments) for each in done.tool_calls]
 
 
 @pytest.mark.parametrize("rule", Rule)

@@ -6,7 +6,7 @@ import enum
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.sampling_params import SamplingParams
@@ -14,7 +14,7 @@ from paceline.speculation_params import Drafter, SpeculationParams
 from tests.faults.cells import Cell
 from tests.faults.deployment import Clients, Deployment, deployed
 from tests.faults.faults import Scene
-from tests.faults.loads import Follower, GrpcFollower, HttpFollower, Undisturbed, words_of
+from tests.faults.loads import Asked, Follower, GrpcFollower, HttpFollower, Undisturbed, words_of
 from tests.faults.phases import Striker
 
 # So many trials to make a fault fall in its phase.
@@ -63,7 +63,7 @@ class Campaign:
         started_s = time.monotonic()
         verdict, why = Verdict.NOT_IN_PHASE, ""
         try:
-            await self.undisturbed.find(self.clients.grpc, cell.asked)
+            await self.undisturbed.find(self.clients.grpc, self._asked(cell))
             for attempt in range(MOST_ATTEMPTS):
                 async with asyncio.timeout(MOST_S):
                     has_struck = await self._disturb(cell, attempt)
@@ -110,16 +110,21 @@ class Campaign:
 
     def _followers(self, cell: Cell, salt: str) -> list[Follower]:
         if cell.is_over_http:
-            return [HttpFollower(self.clients.http, asked, salt) for asked in cell.asked]
-        return [GrpcFollower(self.clients.grpc, asked, salt) for asked in cell.asked]
+            return [HttpFollower(self.clients.http, asked, salt) for asked in self._asked(cell)]
+        return [GrpcFollower(self.clients.grpc, asked, salt) for asked in self._asked(cell)]
+
+    def _asked(self, cell: Cell) -> list[Asked]:
+        brevity = self.deployment.pair.brevity
+        return [replace(each, max_tokens=each.max_tokens // brevity) for each in cell.asked]
 
     async def _check_afterwards(self, cell: Cell) -> None:
         """Caches are empty and sound, and the draft model drafts again."""
-        asked = cell.asked[0]
+        asked = self._asked(cell)[0]
         for _ in range(200):
             sampling = SamplingParams(20, temperature=asked.sampling.temperature, seed=asked.number, ignore_eos=True)
             completion = await self.clients.grpc.complete(asked.prompt, sampling, WITH_DRAFTS)
-            assert words_of(completion.text) == self.undisturbed.of(asked)[:20], "other tokens after the fault"
+            words = words_of(completion.text)
+            assert words == self.undisturbed.of(asked)[: len(words)], "other tokens after the fault"
             assert completion.finish is not None
             if completion.finish.timing.draft_ms > 0:
                 break
@@ -148,13 +153,13 @@ def _compare(follower: Follower, expected: list[str]) -> None:
     )
 
 
-async def run_cells(cells: Iterable[Cell]) -> AsyncIterator[Report]:
+async def run_cells(cells: Iterable[Cell], pair: str = "tiny") -> AsyncIterator[Report]:
     """Reports as they come. A cell that fails does not spoil the next: it gets a new deployment."""
     left = list(cells)
     undisturbed = Undisturbed()
     while left:
         with tempfile.TemporaryDirectory(prefix="paceline-faults-") as folder:
             async with contextlib.AsyncExitStack() as stack:
-                campaign = Campaign(*await stack.enter_async_context(deployed(Path(folder))), undisturbed)
+                campaign = Campaign(*await stack.enter_async_context(deployed(Path(folder), pair)), undisturbed)
                 while left and not campaign.is_spoilt:
                     yield await campaign.run(left.pop(0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from tests.faults.faults import FAULTS, Fault
-from tests.faults.loads import Asked
+from tests.faults.loads import DRAFTING, Asked
 from tests.faults.phases import Phase
 
 SERVERS = ("draft", "target")
@@ -21,9 +21,10 @@ PLACES: dict[str, tuple[str, ...]] = {
     "unknown-kind": LINKS,
     "other-weights": SERVERS,
 }
-LOADS = (1, 16)
+# Many: each way of drafting greedily and from a seed.
+LOADS = (1, MANY := 2 * len(DRAFTING))
 # Long to run, so there are few.
-LONG_CELLS = [("stop-60s", place, Phase.MID, 16) for place in SERVERS]
+LONG_CELLS = [("stop-60s", place, Phase.MID, MANY) for place in SERVERS]
 PROMPT_TOKENS = {Phase.PREFILL: 300, Phase.BETWEEN: 6, Phase.MID: 6}
 MAX_TOKENS = {Phase.PREFILL: 100, Phase.BETWEEN: 300, Phase.MID: 300}
 

@@ -1,4 +1,4 @@
-"""The services that faults fall upon: real processes over tiny models, with a proxy on each link between them."""
+"""The services that faults fall upon: real processes over two models, by default tiny ones, with a proxy on each link between them."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
+from transformers import LlamaConfig
 
 from paceline.client import AsyncClient
 from paceline.rpc.health import instance_at
+from tests.draft_heads import Target, write_head
 from tests.faults.proxy import Proxy
 from tests.services import Service, free_port, running, spawn_service, start_service, wait_until_free
 
@@ -18,8 +20,38 @@ FLAGS = (
     # Prompts are read in many steps.
     "--max-num-batched-tokens", "32", "--check-integrity",
 )  # fmt: skip
-# Two models that seldom agree: drafts are accepted, and rejected. Each is the other one's "other weights".
-TARGET, DRAFT = ("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS)
+REAL_FLAGS = ("--kv-cache-memory", "1GiB", "--max-model-len", "1024", "--check-integrity")
+WITHOUT_HEAD = ("--draft-head", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Flags of a target and a draft server. Each model is the other one's "other weights"."""
+
+    target: tuple[str, ...]
+    draft: tuple[str, ...]
+    # The target gets a random head.
+    head_for: Target
+    # Generations have so many times fewer tokens than those of the tiny pair.
+    brevity: int = 1
+
+
+PAIRS = {
+    # Two models that seldom agree: drafts are accepted, and rejected.
+    "tiny": Pair(("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS), "tiny-32-a"),
+    "smollm2": Pair(
+        ("--model", "smollm2-135m", *REAL_FLAGS), ("--model", "smollm2-135m-draft", *REAL_FLAGS), "smollm2-135m", 5
+    ),
+    "qwen": Pair(
+        ("--model", "qwen2.5-coder-1.5b", *REAL_FLAGS),
+        ("--model", "qwen2.5-coder-0.5b", *REAL_FLAGS),
+        LlamaConfig(
+            hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, vocab_size=151936,
+            max_position_embeddings=32768,
+        ),
+        10,
+    ),
+}  # fmt: skip
 # Of the second coordinator, which soon says what is wrong with its target.
 SHORT_TIMEOUT_S = 3.0
 # Of the first: a busy machine starts a server in a minute.
@@ -32,6 +64,7 @@ class Deployment:
     """Draft, target, coordinator, gateway; and a coordinator with a short target timeout, which speaks to the target alone."""
 
     folder: Path
+    pair: Pair
     services: dict[str, Service] = field(default_factory=dict)
     # By who is behind it.
     proxies: dict[str, Proxy] = field(default_factory=dict)
@@ -50,7 +83,9 @@ class Deployment:
 
     async def start(self) -> None:
         lock = ("--compute-lock-file", f"{self.folder}/compute.lock")
-        for name, flags in (("draft", DRAFT), ("target", TARGET)):
+        write_head(self.folder / "head", model=self.pair.head_for)
+        head = ("--draft-head", f"{self.folder}/head")
+        for name, flags in (("draft", self.pair.draft), ("target", (*head, *self.pair.target))):
             self.services[name] = spawn_service(f"{name}_server", self._folder(name), *lock, *flags)
         for name in ("draft", "target"):
             await asyncio.to_thread(self.services[name].wait_serving)
@@ -133,15 +168,15 @@ class Clients:
 
 
 @contextlib.asynccontextmanager
-async def deployed(folder: Path) -> AsyncIterator[tuple[Deployment, Clients]]:
+async def deployed(folder: Path, pair: str = "tiny") -> AsyncIterator[tuple[Deployment, Clients]]:
     """All services, serving."""
-    deployment = Deployment(folder)
+    deployment = Deployment(folder, PAIRS[pair])
     try:
         await deployment.start()
         async with (
             AsyncClient(deployment.coordinator) as grpc,
             AsyncClient(deployment.impatient) as impatient,
-            httpx2.AsyncClient(base_url=deployment.url, timeout=120) as http,
+            httpx2.AsyncClient(base_url=deployment.url, timeout=READY_S * 10) as http,
         ):
             yield deployment, Clients(grpc, impatient, http)
     finally:

@@ -12,7 +12,7 @@ from paceline.rpc.health import instance_at, is_serving
 from paceline.rpc.heartbeat import STALL_S
 from paceline.sampling_params import SamplingParams
 from paceline.v1 import model_pb2
-from tests.faults.deployment import DRAFT, TARGET, Deployment
+from tests.faults.deployment import WITHOUT_HEAD, Deployment
 from tests.services import free_and_total_blocks
 
 # The link looks every STALL_S / 10, health every READINESS_S; the rest is for a busy machine.
@@ -147,12 +147,13 @@ class OtherWeights(Kill):
         deployment, place = scene.deployment, scene.place
         await asyncio.to_thread(deployment.services[place].process.wait)
         own = tuple(deployment.services[place].process.args[5:])
-        flags = own[: len(own) - len(TARGET)]
+        pair = deployment.pair
+        flags = own[: len(own) - len(getattr(pair, place))]
         if place == "draft":
-            await deployment.restart(place, *flags, *TARGET)
+            await deployment.restart(place, *flags, *pair.target)
             await scene.until_over()
         else:
-            await deployment.restart(place, *flags, *DRAFT)
+            await deployment.restart(place, *flags, *pair.draft, *WITHOUT_HEAD)
             await self._expect_refusal(scene)
             assert not any(task.done() for task in scene.following), "an answer went on with another model"
         deployment.services[place].kill()

@@ -13,16 +13,16 @@ from tests.faults.loads import Asked, Undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SLICE = (
-    "kill/target/prefill/16",
+    "kill/target/prefill/18",
     "kill/target/mid/1",
-    "kill/draft/mid/16",
-    "kill/coordinator/mid/16",
-    "kill/gateway/between/16",
-    "stop-5s/target/mid/16",
+    "kill/draft/mid/18",
+    "kill/coordinator/mid/18",
+    "kill/gateway/between/18",
+    "stop-5s/target/mid/18",
     "term/draft/between/1",
-    "cut/link-target/mid/16",
+    "cut/link-target/mid/18",
     "cut/link-draft/prefill/1",
-    "undecodable/link-target/mid/16",
+    "undecodable/link-target/mid/18",
     "unknown-kind/link-draft/mid/1",
     "other-weights/target/between/1",
 )

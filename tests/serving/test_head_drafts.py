@@ -130,7 +130,9 @@ def drafts_of(result: Any) -> tuple[int, list[int], Confidences]:
 
 def fresh(target: RawSession, context: list[int], temperature: float = 0.0) -> tuple[list[int], Any]:
     """The target's token behind a context, and what is drafted behind that, of a new sequence that reads all at once."""
-    result = Opened(target, temperature).verify(context)
+    sequence = Opened(target, temperature)
+    result = sequence.verify(context)
+    target.send(sequence.id, release)
     return list(result.tokens), drafts_of(result)
 
 
@@ -248,6 +250,33 @@ def test_a_prefix_that_was_cached_drafts_alike(target: RawSession, num_shared: i
     result = Opened(target, salt=salt).verify(context)
     assert result.cached_tokens == num_shared // BLOCK_SIZE * BLOCK_SIZE
     assert drafts_of(result) == fresh(target, context)[1]
+
+
+@pytest.mark.parametrize("length", range(BLOCK_SIZE, 2 * BLOCK_SIZE))
+def test_a_prefix_that_rounds_have_filled_drafts_alike(
+    target: RawSession, heads_target: SimpleNamespace, length: int
+) -> None:
+    """The second and third block end at each position of a round: at a token of the prompt, a draft, or the target's token."""
+    salt, context = f"rounds behind {length}", PROMPT[:length]
+    first = Opened(target, salt=salt, num_prompt_tokens=length + 1)
+    context += first.verify(context).tokens
+    for _ in range(4):
+        right = [*fresh(target, context)[0]]
+        right += fresh(target, [*context, *right])[0]
+        wrong = (fresh(target, [*context, *right])[0][0] + 1) % 500
+        first.truncate(len(context) - 1)
+        context += first.verify(context[-1:], [*right, wrong]).tokens[:3]
+    first.truncate(len(context) - 1)
+    first.verify(context[-1:])
+    target.send(first.id, release)
+    for num_read in range(length + 1, len(context) + 1):
+        reader = Opened(target, salt=salt)
+        result = reader.verify(context[:num_read])
+        target.send(reader.id, release)
+        # Recurrent layers keep no state behind the prompt.
+        num_cached = length if heads_target.kind == "hybrid" else num_read - 1
+        assert result.cached_tokens == num_cached // BLOCK_SIZE * BLOCK_SIZE
+        assert drafts_of(result) == fresh(target, context[:num_read])[1]
 
 
 def test_what_others_have_read_is_no_prefix(target: RawSession) -> None:
