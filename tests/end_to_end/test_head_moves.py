@@ -98,8 +98,8 @@ async def test_generations_that_a_head_drafts_for_lose_no_token_with_their_targe
         else:
             assert await asyncio.to_thread(service.stop) == 0
         assert await streams.end() == expected
-        # A target that is told to end waits for its generations.
-        assert (await num_migrations(found) > 0) == (fate != "told to end")
+        # One that is told to end waits for its generations, though not for ever.
+        assert await num_migrations(found) > 0 or fate == "told to end"
         after = streams.num_rounds_of_head()
         assert all(now > then > 0 for now, then in zip(after, before, strict=True))
         await wait_until_idle(found)

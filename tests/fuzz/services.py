@@ -33,7 +33,7 @@ TOO_LARGE = ("CLIENT: Received message larger", "SERVER: Sent message larger", "
 ENDED_WHILE_WRITTEN = "Internal error from Core"
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 # Commands that are answered only when they fail.
-SILENT = ("truncate", "release")
+SILENT = ("suggest", "truncate", "release")
 
 
 @dataclass(slots=True)

@@ -78,6 +78,16 @@ def _lenient(command: Any) -> None:
     command.verify.lenience = 0.5
 
 
+def _going_on(command: Any) -> None:
+    verify(0, [5, 6], [7], rule=1)(command)
+    command.verify.num_more_rounds = 8
+
+
+def _suggesting(command: Any) -> None:
+    command.suggest.position = 3
+    command.suggest.tokens.extend([7, 8, 9])
+
+
 # Each inner list is a message: sequence ids, and what fills the command.
 Message_ = list[tuple[int, Any]]
 # By the command that feeds the model.
@@ -93,6 +103,7 @@ SCRIPTS: dict[str, list[list[Message_]]] = {
         [[(1, _controlled)], [(1, _scored)], [(1, truncate(6)), (1, verify(6, [1], [2], support=list(range(VOCAB_SIZE))))]],
         [[(1, opening(0)), (2, opening())], [(1, _lenient), (2, verify(0, [7] * 100, [7] * 16, rule=1))], [(2, release)]],
         [[(5, opening(0)), (5, verify(0, [8] * 400, [1])), (5, truncate(3))], [(5, verify(3, [1, 2], [4] * 4))]],
+        [[(1, opening(0)), (1, _going_on), (1, _suggesting)], [(1, _suggesting)], [(1, truncate(2)), (1, verify(2, [5], rule=1))]],
     ],
 }  # fmt: skip
 
