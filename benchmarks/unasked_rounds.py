@@ -114,7 +114,7 @@ class Comparison:
         print(f"thrown away at stop strings: {extra:.1f} tokens each of {num_texts} texts", flush=True)
 
     async def measure_waits(self, num_others: int, turns: int) -> None:
-        """Prints how long the only command of a newcomer waits beside others."""
+        """Prints how long a newcomer's single command waits while others decode."""
         for way, client in self._clients.items():
             sampling = SamplingParams(max_tokens=40 * turns, ignore_eos=True)
             others = [

@@ -63,9 +63,9 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
-        # Whether the target may go on by itself in this generation; whether it does so with this round, and whether it could have:
-        # not all of the last one's drafts were accepted.
-        self._may_be_free, self._is_free, self._could_be_free = False, False, False
+        # Whether the target may go on by itself in this generation; whether it does so with this round; whether it could have: not
+        # all of the last one's drafts were accepted; and whether it is told to wait behind it, for a model's drafts.
+        self._may_be_free, self._is_free, self._could_be_free, self._makes_way = False, False, False, False
         # Choices that looked-up drafts gain in this round, and are worth in a later one; what is lost so.
         self._gain, self._late_worth = 0.0, 0.0
         self._lost = RecentMean(LATE_RECENT)
@@ -95,6 +95,10 @@ class AdaptivePolicy(Policy):
         self._learn_worth()
         before, self._num_changes = self._num_changes, self._costs.note(self, plan.source is not None)
         self._is_steady = before == self._num_changes and plan.source in (None, self._newest)
+        # The target stops before a model drafts: beside rounds that it goes on with, which would be thrown away, both would wait.
+        self._makes_way = self._is_free and plan.source is not None
+        if self._makes_way:
+            self._plan = plan = NO_PLAN
         proposal = Proposal(report=DraftReport(reason=reason))
         if plan.lookup is not None:
             proposal = context.shape(await plan.lookup.propose(context, len(plan.chances)))
@@ -279,7 +283,7 @@ class AdaptivePolicy(Policy):
 
     @property
     def goes_on(self) -> bool:
-        return self._late_pays and self._plan.source is None and self._asked_for is None
+        return self._late_pays and self._plan.source is None and self._asked_for is None and not self._makes_way
 
     @property
     def _late_pays(self) -> bool:
@@ -288,13 +292,11 @@ class AdaptivePolicy(Policy):
 
     @property
     def may_come_late(self) -> bool:
-        return self._is_free and self._plan.source is None
+        return self._is_free
 
     def _began(self) -> Began:
         if not self._is_free:
             return Began.ASKED
-        if self._plan.source is not None:
-            return Began.INTERRUPTING
         return Began.FREE if self._plan.lookup is None else Began.SUGGESTING
 
     def learn(self, finished: Round) -> None:

@@ -13,11 +13,10 @@ RECENT = 0.05
 
 
 class Began(enum.Enum):
-    """How a round began: by a command that the target waited for, or that it did not; by itself, and whether drafts for the
-    next one were sent to the target meanwhile."""
+    """How a round began: by a command that the target waited for, or by itself; and whether drafts for the next one were sent
+    to the target meanwhile."""
 
     ASKED = enum.auto()
-    INTERRUPTING = enum.auto()
     FREE = enum.auto()
     SUGGESTING = enum.auto()
 

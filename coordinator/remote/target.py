@@ -22,7 +22,7 @@ from paceline.v1 import model_pb2, verify_pb2
 
 # Proposals of which the target may check one only now.
 MOST_SUGGESTED = 4
-# Of a round that was in progress when drafts were found.
+# For a round that had already begun when the drafts were found.
 LATE_REPORT = DraftReport(reason="the drafts are for the next round: the target had begun this one by itself")
 
 
@@ -100,7 +100,7 @@ class RemoteTarget:
         return proposal, replace(verify_result, logprobs=logprobs, report=report)
 
     def _report_of(self, drafts: Sequence[int]) -> DraftReport:
-        """Returns the report of drafts that came late, or of a round that was too early for those that are on their way."""
+        """Returns the report of drafts that were sent ahead for this round; without any, LATE_REPORT."""
         if not drafts:
             return LATE_REPORT
         reports = (each.report for each in reversed(self._suggested) if each.tokens[-len(drafts) :] == list(drafts))

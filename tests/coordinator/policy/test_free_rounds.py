@@ -37,9 +37,3 @@ def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
     rounds.learn(Began.FREE, 0.0, MESSAGE_S)
     rounds.learn(Began.SUGGESTING, 0.05, MESSAGE_S)
     assert rounds.suggestion_s(MESSAGE_S) == MESSAGE_S
-
-
-def test_what_interrupts_them_tells_nothing_of_them() -> None:
-    rounds = FreeRounds()
-    rounds.learn(Began.INTERRUPTING, 0.05, MESSAGE_S)
-    assert rounds.saves_s(MESSAGE_S) == MESSAGE_S

@@ -12,7 +12,7 @@ from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.reports import VerifyReport
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
-from tests.coordinator.policy.world import World, begin
+from tests.coordinator.policy.world import World, begin, make_policy
 
 
 class Waiting(AdaptivePolicy):
@@ -25,17 +25,24 @@ class WiredWorld(World):
     message_s = 0.004
     # That it takes of a forward pass to receive drafts.
     suggestion_s = 0.0005
+    num_by_model = 0
 
     async def decode(self, policy: AdaptivePolicy, text: list[int]) -> tuple[float, float]:
         """Returns seconds a token, and the share of rounds that were not asked for."""
         context, began_s, num_left, num_unasked, num_rounds = begin([1]), self.now_s, 0, 0, 0
+        luck = random.Random(1)
         # Of the round in progress if it is not asked for; what was suggested at which token of the text.
         is_free, drafts, suggested = False, list[int](), (0, list[int]())
         while (at := context.num_generated - 1) < len(text):
-            proposal = await policy.propose(context)
+            started_s, proposal = self.now_s, await policy.propose(context)
             coming = [*text[at:], *[0] * 20]
+            by_model = proposal.report.drafter == "model" and len(proposal) > 0
+            self.num_by_model += by_model
+            if by_model:
+                assert not is_free, "the target would compute what is thrown away"
+                proposal.tokens = [each if luck.random() < self.alpha else -1 for each in coming[: len(proposal)]]
+                self.now_s += len(proposal) * self.draft_s
             if is_free:
-                assert proposal.may_come_late or not proposal.tokens
                 num_left = 0 if proposal.stops_target else num_left - 1
                 suggested = (at, proposal.tokens) if proposal.tokens else suggested
                 wait_s = self.suggestion_s if proposal.tokens else 0.0
@@ -52,7 +59,7 @@ class WiredWorld(World):
             is_over = num_left == 0 or (0 < len(proposal) == num_right and not drafts)
             outcome = Outcome(coming[: num_right + 1], num_right, Origin.BONUS)
             report = VerifyReport(compute_us=int(computed_s * 1e6), is_free=not is_over)
-            policy.learn(Round(proposal, VerifyResult([0], report=report), outcome, self.now_s, self.now_s, ended_s))
+            policy.learn(Round(proposal, VerifyResult([0], report=report), outcome, started_s, self.now_s, ended_s))
             context.extend(outcome)
             policy.truncate(len(context) - 1)
             self.now_s, is_free = ended_s, not is_over
@@ -91,6 +98,15 @@ async def test_what_is_never_interrupted_waits_for_almost_no_message() -> None:
     ratio, share = await speeds(0.0)
     assert share > 0.8
     assert ratio > 1.12
+
+
+async def test_a_target_that_goes_on_stops_before_a_model_drafts() -> None:
+    # The model pays in some rounds, and in others not.
+    world = WiredWorld(alpha=0.55, draft_s=0.006)
+    text = text_of(0.3, random.Random(1), length=1600)
+    _, share = await world.decode(make_policy(world, sources="ngram model"), text)
+    assert 0.3 < share < 0.95
+    assert world.num_by_model > 20
 
 
 async def test_what_a_message_takes_is_learned_of_rounds_that_wait_for_one() -> None:
