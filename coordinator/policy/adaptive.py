@@ -25,6 +25,8 @@ from paceline.speculation_params import Bounds
 PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
+# Choices made without looked-up drafts, of twice as many, as a first guess; and factor on older ones for each round.
+UNAIDED_FIRST, UNAIDED_MEMORY = 8.0, 0.98
 # Weight of the newest round in what is lost by drafts that come a round late.
 LATE_RECENT = 0.05
 
@@ -55,6 +57,8 @@ class AdaptivePolicy(Policy):
         self._num_changes, self._is_steady = 0, False
         self._newest: Source | None = None
         self._pace = Pace()
+        # Recent choices of rounds without looked-up drafts, and of all rounds.
+        self._num_unaided, self._num_recent = UNAIDED_FIRST, 2 * UNAIDED_FIRST
         # None before the prompt's round is over, which does not count.
         self._last_ended_s: float | None = None
         # In this round; 0 until it is asked for.
@@ -135,7 +139,9 @@ class AdaptivePolicy(Policy):
         message_s = self._costs.free_saves_s if self._late_pays else 0.0
 
         def continued(plan: Plan, source: Source) -> Plan:
-            return source.continued(plan, context, self._tokens_each, self._speed, message_s, must_draft=drafts is True)
+            return source.continued(
+                plan, context, self._tokens_each, self._speed, message_s, self._unaided, must_draft=drafts is True
+            )
 
         alone = [self._held] if is_held else [continued(NO_PLAN, each) for each in sources]
         looked_up = [plan for plan in plans if plan.chances]
@@ -249,6 +255,11 @@ class AdaptivePolicy(Policy):
         self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
 
+    @property
+    def _unaided(self) -> float:
+        """Returns the share of the recent answer that came without looked-up drafts."""
+        return self._num_unaided / self._num_recent
+
     def release(self) -> None:
         self._costs.note(self, is_drafting=False)
         super().release()
@@ -325,6 +336,9 @@ class AdaptivePolicy(Policy):
         )  # fmt: skip
         if not self._costs.active.was_reading_since(last_ended_s):
             self._pace.add(finished.num_chosen, seconds, SPEED_MEMORY)
+        is_unaided = num_drafts == self._num_drafted
+        self._num_unaided = UNAIDED_MEMORY * self._num_unaided + is_unaided * finished.num_chosen
+        self._num_recent = UNAIDED_MEMORY * self._num_recent + finished.num_chosen
         for each in self._sources:
             if each is drafted_by:
                 each.learn(finished, self._plan, self._num_before, self._num_drafted)

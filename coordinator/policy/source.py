@@ -58,21 +58,23 @@ class Source:
         return DraftForwards(self.key, self.drafter.times, self.drafter.num_at_once > 1)
 
     def continued(
-        self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, must_draft: bool
-    ) -> Plan:
+        self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, unaided: float,
+        must_draft: bool,
+    ) -> Plan:  # fmt: skip
         """Adds the model's drafts to a plan, as many as gain.
 
         tokens_each: tokens per choice.
         speed: choices that a second is worth.
         message_s: that only a round with the model's drafts waits for.
+        unaided: share of the answer in which nothing is looked up.
         must_draft: at least one, unless others are looked up.
         """
         model, verify_s, draft_s = self.drafter, self._costs.verify_s, self._costs.draft_s(self.forwards)
         num_before, num_missed = len(plan.chances), len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
-        # The rounds of the rest of the answer share the reading of what the model has missed.
+        # What the model has missed is read for the rest of the answer, as far as nothing is looked up there.
         reading_s = draft_s(num_before + num_missed, 1) - draft_s(num_fed, 1)
-        reading_s /= max(1, min(context.num_remaining, EXPECTED_REST + context.num_generated))
+        reading_s /= max(1, unaided * min(context.num_remaining, EXPECTED_REST + context.num_generated))
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
         if must_draft and not plan.chances:
             gain = -math.inf

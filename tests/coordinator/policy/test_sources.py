@@ -8,7 +8,7 @@ import pytest
 from coordinator.drafters.drafter import DrafterSet
 from coordinator.policy.adaptive import AdaptivePolicy
 from paceline.speculation_params import Bounds
-from tests.coordinator.policy.world import Guesser, World, begin, told
+from tests.coordinator.policy.world import Guesser, World, begin, make_policy, told
 
 ROUNDS = 300
 
@@ -77,8 +77,8 @@ async def test_what_a_model_has_missed_is_read_only_for_a_rest_that_is_long_enou
     await models_used(world, coin)
     for max_tokens, better in ((50, "a"), (99_000, "b")):
         policy, models = policy_of(world)
-        models["a"]._num_read = 2_000
-        proposal = await policy.propose(begin([0] * 2_000, max_tokens))
+        models["a"]._num_read = 1_000
+        proposal = await policy.propose(begin([0] * 1_000, max_tokens))
         assert (len(proposal) > 0, proposal.report.draft_model) == (True, better)
 
 
@@ -136,3 +136,16 @@ async def test_what_drafting_takes_is_learned_by_model() -> None:
     for known in (level, level.guess()):
         assert known.drafting["model", "a"].factor == pytest.approx(3, rel=0.02)
         assert known.drafting["model", "b"].factor == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+async def test_a_model_reads_no_long_prompt_for_an_answer_that_is_mostly_looked_up(is_copied: bool) -> None:
+    coin = random.Random(5)
+    # Nothing foretells its first words.
+    text = [*range(300, 306), *(range(50, 250) if is_copied else range(400, 900))]
+    world = World(alpha=0.7, draft_s=0.004, row_s=0.0005, read_s=0.0007, text=text)
+    context = begin([*range(10_000, 11_000), 0, *range(50, 250)], max_tokens=600)
+    policy = make_policy(world, sources="ngram model")
+    await world.play(policy, 500, coin, context)
+    has_read = policy._sources[0].drafter.num_cached(context) > 0
+    assert has_read is not is_copied
