@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from coordinator.reasoning_marks import placed
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.offered_tools import NONE, Tools
-from coordinator.tools.reasoning import ReasoningMarks, ReasoningReader, find_marks, with_reasoning
+from coordinator.tools.reasoning import CodedMarks, ReasoningReader, with_reasoning
 from coordinator.tools.roles import Roles
 from coordinator.tools.tool_messages import Message, renders_calls, renders_tools, to_template, write_out
 from paceline.grammar import Rules
@@ -31,6 +32,7 @@ class Chats:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the template's messages and options. Raises InvalidArgument."""
         written, options = self._written(messages, tools)
+        written = [self._with_placed_reasoning(each) for each in written]
         return self._roles.place_system(self._roles.fit(written)), options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -38,10 +40,20 @@ class Chats:
             return [{"role": each.role, "content": each.content} for each in messages], {}
         if tools is not None and tools.choice == NONE:
             tools = None
-        if not self._renders_tools:
+        has_calls = tools is not None or any(each.calls or each.tool_call_id for each in messages)
+        if has_calls and not self._renders_tools:
             return write_out(messages, tools), {}
         written = to_template(messages, self.call_format, not self._renders_calls)
         return written, {} if tools is None else {"tools": tools.for_template}
+
+    def _with_placed_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        marks = self._tokenizer.reasoning_marks
+        if marks is None or not marks.key or "reasoning_content" not in message:
+            return message
+        reasoning = message["reasoning_content"]
+        return placed(
+            {key: value for key, value in message.items() if key != "reasoning_content"}, reasoning, marks.key
+        )
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
@@ -74,8 +86,9 @@ class Chats:
         return Roles(self._tokenizer.render_chat)
 
     @cached_property
-    def _reasoning_marks(self) -> ReasoningMarks | None:
-        return find_marks(self._tokenizer)
+    def _reasoning_marks(self) -> CodedMarks | None:
+        marks = self._tokenizer.reasoning_marks
+        return None if marks is None else CodedMarks.of(marks, self._tokenizer)
 
     @cached_property
     def _special_call_marks(self) -> dict[int, str]:
