@@ -1,8 +1,10 @@
 """Parses request fields that are common to all dialects."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value, renamed
@@ -64,6 +66,11 @@ PREDICTION = Fields(plain("type", "content"))
 # llama.cpp's request for as many tokens as possible.
 UNLIMITED = (-1, -2)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What turns reasoning on and off in templates of different models.
+SWITCHES = ("enable_thinking", "thinking")
+_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_VARIABLE = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 LISTS = frozenset(each.name for each in fields(SamplingParams) if each.default == ())
 E = TypeVar("E", bound=Enum)
 
@@ -226,18 +233,23 @@ def _parse_prediction(asked: Any) -> str | None:
 
 
 def parse_template_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:
-    """Returns the template's arguments, with `reasoning_effort` where the template can say it. Raises HttpError."""
+    """Returns the template's arguments, with the effort in the variables that the template reads. Raises HttpError."""
     options: dict[str, Any] | None = values["chat_template_kwargs"]
-    chat_template = serving.deployment.tokenizer.chat_template
     if effort is None:
         return options
     if effort not in EFFORTS:
         raise bad_value("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
-    if "reasoning_effort" in (chat_template or ""):
-        return {"reasoning_effort": effort, **(options or {})}
-    if effort == "none" and "enable_thinking" in (chat_template or ""):
-        return {"enable_thinking": False, **(options or {})}
-    return options
+    read = _variables_of(serving.deployment.tokenizer.chat_template or "")
+    told: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    told |= {name: effort != "none" for name in SWITCHES if name in read}
+    return {**told, **(options or {})} if told else options
+
+
+@lru_cache(maxsize=8)
+def _variables_of(chat_template: str) -> set[str]:
+    """Returns the names that stand in a template's tags, other than those of attributes and in quotes."""
+    tags = _TAG.findall(chat_template)
+    return {name for tag in tags for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
 
 
 def hinted_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:

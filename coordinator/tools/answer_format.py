@@ -33,8 +33,10 @@ class AnswerReader(Protocol):
 
 
 class AnswerFormat(Protocol):
-    def fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the template's messages, rewritten where it would refuse them or drop a part."""
+    def fit(
+        self, messages: list[dict[str, Any]], options: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Returns the template's messages and options, rewritten where it would refuse them or drop a part."""
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""

@@ -38,7 +38,7 @@ class Chats:
         """Returns the template's messages and options. Raises InvalidArgument."""
         written, options = self._written(messages, tools)
         if self._answer_format is not None:
-            written = self._answer_format.fit(written)
+            written, options = self._answer_format.fit(written, options)
         written = [self._with_placed_reasoning(each) for each in written]
         return self._roles.place_system(self._roles.fit(written)), options
 

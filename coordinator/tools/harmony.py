@@ -55,10 +55,11 @@ class Harmony:
         ids = {mark: token for mark in Mark if (token := tokenizer.special_id(mark.value)) is not None}
         return cls(ids) if {Mark.START, Mark.CHANNEL, Mark.MESSAGE, Mark.END} <= ids.keys() else None
 
-    def fit(self, messages: Messages) -> Messages:
+    def fit(self, messages: Messages, options: dict[str, Any]) -> tuple[Messages, dict[str, Any]]:
         """Gives each call a message of its own, with its result after it: templates write one call of a message.
 
         Beside a call they refuse content next to reasoning, and write content alone as reasoning. So it is part of that.
+        They cut the reasoning of other answers, or write these as reasoning, and they refuse tools without a description.
         """
         fitted: Messages = []
         rest = iter(messages)
@@ -70,9 +71,11 @@ class Harmony:
             while len(calls) > 1 and following is not None and following["role"] == "tool":
                 results.append(following)
                 following = next(rest, None)
-            fitted += _one_by_one(_with_content_as_reasoning(message), results) if calls else [message]
+            fitted += _one_by_one(_with_content_as_reasoning(message), results) if calls else [_without_reasoning(message)]
             message = following
-        return fitted
+        if "tools" in options:
+            options = {**options, "tools": [_described(each) for each in options["tools"]]}
+        return fitted, options
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Returns None if the prompt ends within a message, which is content, and else False."""
@@ -267,6 +270,14 @@ def _schema(function: dict[str, Any], field: str) -> tuple[str, list[str]]:
         parameters_of(function), strict=is_strict, field=field, subject=f"of {function['name']} "
     )
     return json.dumps(schema | {"x-guidance": FIXED_WHITESPACE | {"lenient": not is_strict}}), missing
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {"description": "", **tool["function"]}}
+
+
+def _without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
 def _with_content_as_reasoning(message: dict[str, Any]) -> dict[str, Any]:

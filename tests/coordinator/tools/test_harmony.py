@@ -27,7 +27,7 @@ from paceline.speculation_params import SpeculationParams
 EOS = "<|endoftext|>"
 # Writes one call of a message, and reasoning only beside calls or in the last message.
 TEMPLATE = (
-    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}{% for t in tools or [] %} {{ t.function.name }}{% endfor %}"
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}{% for t in tools or [] %}{{ ' ' + t.function.name + t.function.description }}{% endfor %}"
     "<|end|>{% for m in messages %}{% if m.role == 'tool' %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary"
     "<|message|>{{ m.content | tojson }}<|end|>{% elif m.role != 'assistant' %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>"
     "{% else %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
