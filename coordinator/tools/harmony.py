@@ -71,7 +71,9 @@ class Harmony:
             while len(calls) > 1 and following is not None and following["role"] == "tool":
                 results.append(following)
                 following = next(rest, None)
-            fitted += _one_by_one(_with_content_as_reasoning(message), results) if calls else [_without_reasoning(message)]
+            fitted += (
+                _one_by_one(_with_content_as_reasoning(message), results) if calls else [_without_reasoning(message)]
+            )
             message = following
         if "tools" in options:
             options = {**options, "tools": [_described(each) for each in options["tools"]]}
@@ -86,9 +88,14 @@ class Harmony:
         """Returns the grammar of an answer's last message: a call or, if it may, content."""
         parts: list[Part] = []
         left_out: list[str] = []
-        lines = [f"start: {'final | ' if tools.choice == AUTO else ''}call", self._content_type]
+        lines = ["start: call", self._content_type]
         if tools.choice == AUTO:
-            lines += [self._final("text" if answer is None else f"%json {json.dumps(answer)}"), f"text: {self._text()}"]
+            # A format holds for all content, so that none may come before it.
+            before = "says " if answer is None else ""
+            final = "text" if answer is None else f"%json {json.dumps(answer)}"
+            lines = [f"start: says call | {before}final", self._content_type, self._final(final)]
+            lines += [f"says: ({self._message('commentary')} ({self._message('analysis', 'commentary')})*)?"]
+            lines += [self._next, f"text: {self._text()}"]
         lines.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.offered))))
         places = {id(each): at for at, each in enumerate(tools.functions)}
         channel, message = self._lark(Mark.CHANNEL), self._lark(Mark.MESSAGE)
@@ -105,16 +112,11 @@ class Harmony:
     def with_reasoning(
         self, answer: Rules, tools: Tools | None, opens_reasoning: bool | None, eos_token_ids: Sequence[int]
     ) -> list[Rules]:
-        """Puts reasoning before the last message, and content too if the model may choose to call."""
+        """Puts reasoning before what the rules allow."""
         if opens_reasoning is None and tools is None:
             return [answer]
         name = answer.get("name", "answer")
-        channels = '("analysis" | "commentary")' if tools is not None and tools.choice == AUTO else '"analysis"'
-        lines = [
-            f"others: ({self._lark(Mark.CHANNEL)} {channels} {self._lark(Mark.MESSAGE)} text next)*",
-            f'next: {self._lark(Mark.END)} {self._lark(Mark.START)} "assistant"',
-            f"text: {self._text(eos_token_ids)}",
-        ]
+        lines = [f"others: ({self._message('analysis')})*", self._next, f"text: {self._text(eos_token_ids)}"]
         if tools is None:
             lines += ["start: others final", self._final(f"@{name}"), self._content_type]
         elif opens_reasoning is not None:
@@ -136,6 +138,15 @@ class Harmony:
 
     def _text(self, eos_token_ids: Sequence[int] = ()) -> str:
         return f"<[^{','.join(map(str, dict.fromkeys((*self._marks, *eos_token_ids))))}]>*"
+
+    def _message(self, *channels: str) -> str:
+        """Returns a message that another follows."""
+        names = " | ".join(map(json.dumps, channels))
+        return f"{self._lark(Mark.CHANNEL)} ({names}) {self._lark(Mark.MESSAGE)} text next"
+
+    @property
+    def _next(self) -> str:
+        return f'next: {self._lark(Mark.END)} {self._lark(Mark.START)} "assistant"'
 
     def _final(self, content: str) -> str:
         return f'final: {self._lark(Mark.CHANNEL)} "final" content_type {self._lark(Mark.MESSAGE)} {content}'
@@ -289,11 +300,8 @@ def _with_content_as_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _one_by_one(message: dict[str, Any], results: Messages) -> Iterator[dict[str, Any]]:
     """Yields a message for each call, the first with all else, and their results."""
-    first, *others = message["tool_calls"]
-    known = {each["id"] for each in message["tool_calls"]}
-    yield {**message, "tool_calls": [first]}
-    yield from (each for each in results if each.get("tool_call_id") == first["id"])
-    for call in others:
-        yield {"role": message["role"], "content": "", "tool_calls": [call]}
+    for at, call in enumerate(message["tool_calls"]):
+        yield {**(message if at == 0 else {"role": message["role"], "content": ""}), "tool_calls": [call]}
         yield from (each for each in results if each.get("tool_call_id") == call["id"])
-    yield from (each for each in results if each.get("tool_call_id") not in known)
+        results = [each for each in results if each.get("tool_call_id") != call["id"]]
+    yield from results

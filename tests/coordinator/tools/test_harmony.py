@@ -232,6 +232,9 @@ def test_a_format_holds_in_the_final_channel(choice: str | None) -> None:
         assert refused_at(grammar, f"{THOUGHT}{head}Yes.") == f"{THOUGHT}{head}"
     assert (refused_at(grammar, f"{PREAMBLE}Let me see.") is None) is (choice is AUTO)
     assert (refused_at(grammar, CALL) is None) is (choice is AUTO)
+    assert (refused_at(grammar, f"{THOUGHT}{PREAMBLE}Let me see.{NEXT}{THOUGHT}{CALL}") is None) is (choice is AUTO)
+    # All content is valid, so no other may come before it.
+    assert refused_at(grammar, f"{PREAMBLE}Let me see.{NEXT}{FINAL}{ARGUMENTS}") is not None
 
 
 def test_masks_follow_from_the_tokens() -> None:
