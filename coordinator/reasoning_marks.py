@@ -44,7 +44,7 @@ _CUT_WORD = re.compile(r"[\w=]+$")
 _NAME_OF_REASONING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _PAIR = re.compile(r"<(\w*(?:think|thought|reason)\w*)>(?=.*?</\1>)", re.IGNORECASE | re.DOTALL)
 # What tells an end mark from its begin mark.
-_OPPOSITES = (("</", "<"), ("[/", "["), ("END", "START"), ("END", "BEGIN"))
+_OPPOSITES = (("</", "<"), ("[/", "["), ("END", "START"), ("END", "BEGIN"), ("close", "open"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,12 @@ class _Probe:
         begin = before[len(opening) :].strip()
         end, lead = _up_to_answer(after), _up_to_answer(without[0][len(opening) :])
         follows = after[after.index(end) + len(end) :].lstrip().startswith(_ANSWER) if end else False
-        mark = _MARK.match(end)
-        paired = next((each for each in _opposites(mark[0]) if before.strip().endswith(each)), "") if mark else ""
-        if mark and paired:
-            # Every turn may have the begin mark, or an answer another frame without reasoning.
-            begin, end, lead = paired, mark[0], end[mark.end() :].strip()
+        # Every turn may have the begin mark, or an answer another frame without reasoning.
+        ends = (end[: found.end()] for found in _MARK.finditer(end))
+        pairs = ((each, last) for last in ends for each in _opposites(last) if before.strip().endswith(each))
+        if (pair := next(pairs, None)) is not None:
+            begin, last = pair
+            end, lead = last, end.removeprefix(last).strip()
         elif lead and end.endswith(lead) and end != lead:
             end = end.removesuffix(lead).strip()
         else:

@@ -59,8 +59,13 @@ class CodedMarks:
                 pieces += tokenizer.decode(texts[:-1], skip_special_tokens=False), self.characters[token]
                 texts.clear()
         text = "".join((*pieces, tokenizer.decode(texts, skip_special_tokens=False))).rstrip(_WHITE)
-        is_closed = text.endswith(self.end) or (self.answer_begin and text.endswith(self.answer_begin))
-        return None if is_closed else text.endswith(self.begin)
+        before = text.removesuffix(self.end)
+        # A mark that also opens a message stands before any answer.
+        opens_message = len(self.end) > 1 and self.end[0] in self.written
+        is_closed = before != text and (not opens_message or before.rstrip(_WHITE).endswith(self.begin))
+        if is_closed or (self.answer_begin and text.endswith(self.answer_begin)):
+            return None
+        return text.endswith(self.begin)
 
     def plain(self, text: str) -> str:
         """Returns a text as clients see it."""

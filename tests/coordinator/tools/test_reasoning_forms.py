@@ -35,10 +35,9 @@ class Form:
     added: tuple[str, ...] = ()
     opens: bool | None = False
     history: str = ""
-    options: str = "{}"
+    start: str = "<|{{ m.role }}|>\n"
 
 
-ROLE = "<|{{ m.role }}|>\n"
 # The reasoning of the last turn alone, an empty one before other answers.
 LAST = "{% if m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
 GLM = (
@@ -63,6 +62,7 @@ ADDRESSED = (
     "{% if m.role == 'assistant' %}{% if m.reasoning %} to=self<|message|>{{ m.reasoning }}<|eom|><|start|>assistant{% endif %}"
     " to=user<|message|>{{ m.content }}{% else %}<|message|>{{ m.content }}{% endif %}<|eot|>"
 )
+MESSAGES = "{% if m.reasoning and loop.last %}<|think|>{{ m.reasoning }}<|end|><|begin|>assistant{% endif %}<|content|>{{ m.content }}<|end|>"
 CUT = "{{ m.content.split('</thought>')[-1] }}"
 STEPS = (
     "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"
@@ -98,6 +98,12 @@ FORMS = {
     "addressed": Form(
         ADDRESSED, "", ReasoningMarks("to=self<|message|>", "<|eom|><|start|>assistant", "to=user<|message|>", key="reasoning"),
         " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.", special=("<|message|>", "<|eom|>", "<|start|>"),
+        start="<|start|>{{ m.role }}",
+    ),
+    "messages": Form(
+        MESSAGES, "", ReasoningMarks("<|think|>", "<|end|><|begin|>assistant", "<|content|>", key="reasoning"),
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.", special=("<|think|>", "<|end|>", "<|begin|>", "<|content|>"),
+        start="<|begin|>{{ m.role }}",
     ),
     "told": Form(
         "{{ m.content }}", "", ReasoningMarks("<think>", "</think>", "<response>", "</response>"),
@@ -124,9 +130,8 @@ def tokenizer_of(name: str) -> Tokenizer:
     backend.add_special_tokens([EOS, *form.special])
     backend.add_tokens([AddedToken(each, special=False, normalized=False) for each in form.added])
     system = TOLD if name.startswith("told") else ""
-    start = "<|start|>{{ m.role }}" if name == "addressed" else ROLE
-    opening = ("<|start|>assistant" if name == "addressed" else "<|assistant|>\n") + form.opening
-    template = f"{system}{{% for m in messages %}}{start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    opening = form.start.replace("{{ m.role }}", "assistant") + form.opening
+    template = f"{system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": EOS}
     return Tokenizer(
         {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
