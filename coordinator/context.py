@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
+from coordinator.answer_reader import AnswerReader
 from coordinator.guidance import Guidance
 from coordinator.request import Request, target_decides
 from coordinator.tokenizer import TextStream
-from coordinator.tools.answer_format import AnswerReader
 from paceline.errors import InvalidArgument
 from paceline.results import RoundTrace, TokenLogprobs, ToolCallDelta
 

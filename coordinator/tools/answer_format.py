@@ -3,33 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from coordinator.answer_reader import AnswerReader
 from coordinator.tools.call_grammar import CallGrammar
 from coordinator.tools.offered_tools import Tools
 from paceline.grammar import Rules
-from paceline.results import ToolCallDelta
-
-
-class AnswerReader(Protocol):
-    """Splits an answer, token by token, into its reasoning, its text and its calls."""
-
-    num_reasoning_tokens: int
-
-    @property
-    def has_whole_call(self) -> bool: ...
-
-    def is_mark(self, token: int) -> bool:
-        """Returns whether the text so far must be read before this token's."""
-
-    def read(self, token: int, text: str) -> str:
-        """Returns what stands outside of reasoning and calls. `text`: what the token completes."""
-
-    def finish(self, text: str, is_cut: bool) -> str: ...
-
-    def take_reasoning(self) -> str:
-        """Returns the reasoning found since the last time."""
-
-    def take_deltas(self) -> list[ToolCallDelta]:
-        """Returns the parts of calls found since the last time."""
 
 
 class AnswerFormat(Protocol):

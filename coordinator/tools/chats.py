@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from coordinator.answer_reader import AnswerReader
 from coordinator.reasoning_marks import placed
 from coordinator.tokenizer import Tokenizer
-from coordinator.tools.answer_format import AnswerFormat, AnswerReader
+from coordinator.tools.answer_format import AnswerFormat
 from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged

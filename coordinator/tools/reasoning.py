@@ -31,9 +31,9 @@ class CodedMarks:
     end: str
     answer_begin: str
     answer_end: str
-    # The characters, and the text that each stands for, which is none for special tokens.
+    # Each token's character, and the text that a character stands for, which is none for special tokens.
     characters: Mapping[int, str]
-    written: Mapping[str, str]
+    written: Mapping[int, str]
 
     @classmethod
     def of(cls, marks: ReasoningMarks, tokenizer: Tokenizer) -> "CodedMarks":
@@ -46,7 +46,7 @@ class CodedMarks:
         coded = {name: chr(_FIRST_CHARACTER + at) for at, name in enumerate(found)}
         begin, end, answer_begin, answer_end = (pattern.sub(lambda name: coded[name[0]], each) for each in texts)
         ids = {name: token for name in found if (token := tokenizer.id_of(name)) is not None}
-        written = {coded[name]: "" if tokenizer.special_id(name) is not None else name for name in found}
+        written = {ord(coded[name]): "" if tokenizer.special_id(name) is not None else name for name in found}
         return cls(begin, end, answer_begin, answer_end, {ids[name]: coded[name] for name in found}, written)
 
     def is_opened_by(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool | None:
@@ -61,7 +61,7 @@ class CodedMarks:
         text = "".join((*pieces, tokenizer.decode(texts, skip_special_tokens=False))).rstrip(_WHITE)
         before = text.removesuffix(self.end)
         # A mark that also opens a message stands before any answer.
-        opens_message = len(self.end) > 1 and self.end[0] in self.written
+        opens_message = len(self.end) > 1 and ord(self.end[0]) in self.written
         is_closed = before != text and (not opens_message or before.rstrip(_WHITE).endswith(self.begin))
         if is_closed or (self.answer_begin and text.endswith(self.answer_begin)):
             return None
@@ -69,7 +69,7 @@ class CodedMarks:
 
     def plain(self, text: str) -> str:
         """Returns a text as clients see it."""
-        return "".join(self.written.get(each, each) for each in text)
+        return text.translate(self.written)
 
     def lark(self, mark: str) -> str:
         """Returns a mark as part of a grammar's rule."""
@@ -129,17 +129,19 @@ class ReasoningReader:
     def is_mark(self, token: int) -> bool:
         """Returns whether the token is part of a mark that may come next."""
         marks = self._marks
+        if (character := marks.characters.get(token)) is None:
+            return False
         expected = {
             Stage.BEFORE: marks.begin + marks.answer_begin, Stage.INSIDE: marks.end, Stage.AFTER: marks.answer_begin,
             Stage.ANSWER: marks.answer_end,
         }  # fmt: skip
-        return token in marks.characters and marks.characters[token] in expected[self._stage]
+        return character in expected[self._stage]
 
     def read(self, token: int, text: str) -> tuple[str, str]:
         """Returns what is final of the reasoning and of the answer. `text`: all that is not read yet, if the token is a mark."""
         if self.is_mark(token):
             character = self._marks.characters[token]
-            text = text.removesuffix(self._marks.written[character]) + character
+            text = text.removesuffix(self._marks.plain(character)) + character
         return self._advance(text)
 
     def finish(self, text: str) -> tuple[str, str]:

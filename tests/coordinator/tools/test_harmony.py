@@ -1,12 +1,9 @@
 """Harmony's channels come apart in any stream, are part of every grammar, and go back into the template."""
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.acceptance import Origin, Outcome
 from coordinator.chat_template import CONTINUED
@@ -14,29 +11,16 @@ from coordinator.context import FinishReason
 from coordinator.format_grammars import make_rules
 from coordinator.generate_response import Choice
 from coordinator.request import Request
-from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
-from coordinator.tools.harmony import Harmony, Mark
+from coordinator.tools.harmony import Harmony
 from coordinator.tools.offered_tools import AUTO, REQUIRED, Tools
 from coordinator.tools.tool_messages import Call, Message
 from paceline.grammar import Grammar, GrammarEngine, allows, grammar_text
 from paceline.output_format import OutputFormat
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import SpeculationParams
+from tests.harmony import EOS, tokenizer_of
 
-EOS = "<|endoftext|>"
-# Writes one call of a message, and reasoning only beside calls or in the last message.
-TEMPLATE = (
-    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}{% for t in tools or [] %}{{ ' ' + t.function.name + t.function.description }}{% endfor %}"
-    "<|end|>{% for m in messages %}{% if m.role == 'tool' %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary"
-    "<|message|>{{ m.content | tojson }}<|end|>{% elif m.role != 'assistant' %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>"
-    "{% else %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
-    "{% set r = (m.content or m.thinking) if m.tool_calls else (m.thinking if loop.last and not add_generation_prompt) %}"
-    "{% if r %}<|start|>assistant<|channel|>analysis<|message|>{{ r }}<|end|>{% endif %}{% if m.tool_calls %}"
-    "{% set c = m.tool_calls[0].function %}<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>"
-    "{{ c.arguments | tojson }}<|call|>{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -71,19 +55,6 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "empty reasoning": (f"{ANALYSIS}{NEXT}{FINAL}Yes.", "", "Yes.", []),
     "no header": ("Yes.<|return|>", "", "Yes.", []),
 }  # fmt: skip
-
-
-@cache
-def tokenizer_of(template: str = TEMPLATE) -> Tokenizer:
-    alphabet = [EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    backend = Backend(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([EOS, *(mark.value for mark in Mark)])
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": EOS}
-    return Tokenizer(
-        {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
-    )
 
 
 TOKENIZER = tokenizer_of()
