@@ -7,7 +7,8 @@ that opens a turn, or only in the source, where an answer is split by them or th
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import cached_property
+from itertools import permutations, takewhile
 from typing import Any
 
 from paceline.errors import InvalidArgument
@@ -19,13 +20,13 @@ Render = Callable[[Messages, dict[str, Any], bool], str]
 # Keys of a message that may hold its reasoning, or a content of parts.
 PARTS = "content"
 KEYS = ("reasoning_content", "reasoning", "thinking", "tool_plan", PARTS)
+# Words that no filter of a template changes.
+_QUESTION, _REASONING, _ANSWER, _TOOL = "pacelineq", "paceliner", "pacelinea", "pacelinet"
 # Without options a template may leave reasoning out; with others the prompt closes it.
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {}, {"enable_thinking": True}, {"thinking": True}, {"reasoning": True}, {"reasoning_effort": "high"},
 )  # fmt: skip
 _OFF: tuple[dict[str, Any], ...] = ({"enable_thinking": False}, {"thinking": False}, {"reasoning": False})
-# Words that no filter of a template changes.
-_QUESTION, _REASONING, _ANSWER, _TOOL = "pacelineq", "paceliner", "pacelinea", "pacelinet"
 _USER = {"role": "user", "content": _QUESTION}
 _CALL = {"id": "paceline0", "type": "function", "function": {"name": _TOOL, "arguments": {"x": 1}}}
 _SAID = {"role": "assistant", "content": _ANSWER}
@@ -37,6 +38,7 @@ _SHAPES: tuple[tuple[dict[str, Any], Messages], ...] = (
 )
 # What an answer is split by or searched for.
 _SPLIT = re.compile(r"""split\(\s*(['"])(?P<split>[^'"\n]+)\1|(['"])(?P<within>[^'"\n]+)\3\s+(?:not\s+)?in\s""")
+_MAX_LITERALS = 16
 _MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 _UNCLOSED = re.compile(r"[<\[][^<>\[\]]*$")
 _QUOTED = re.compile(r"""['"]\w""")
@@ -135,6 +137,9 @@ class _Probe:
         for end in self._ends():
             for begin in _opposites(end):
                 yield self._marks(begin, end)
+        for begin, end in permutations(self._literals, 2):
+            if self._is_cut_by(end, begin):
+                yield self._marks(begin, end)
         for pair in _PAIR.finditer(self._source):
             yield self._marks(f"<{pair[1]}>", f"</{pair[1]}>")
 
@@ -174,14 +179,19 @@ class _Probe:
                 yield tail
 
     def _ends(self) -> Iterator[str]:
-        """Yields what an answer is split by, or searched for, if it ends reasoning."""
-        for found in _SPLIT.finditer(self._source):
-            end = found["split"] or found["within"]
+        """Yields the literals that end reasoning."""
+        for end in self._literals:
             if _is_end(end) if _NAME_OF_REASONING.search(end) else self._is_cut_by(end):
                 yield end
 
-    def _is_cut_by(self, end: str) -> bool:
-        text = self._turn([_USER, {"role": "assistant", "content": f"{_REASONING}{end}{_ANSWER}"}], {})
+    @cached_property
+    def _literals(self) -> list[str]:
+        """Returns what answers are split by or searched for, other than marks of calls."""
+        found = (each["split"] or each["within"] for each in _SPLIT.finditer(self._source))
+        return list(dict.fromkeys(each for each in found if "tool" not in each))[:_MAX_LITERALS]
+
+    def _is_cut_by(self, end: str, begin: str = "") -> bool:
+        text = self._turn([_USER, {"role": "assistant", "content": f"{begin}{_REASONING}{end}{_ANSWER}"}], {})
         return _ANSWER in text and _REASONING not in text
 
     def _marks(self, begin: str, end: str) -> ReasoningMarks:

@@ -64,6 +64,10 @@ ADDRESSED = (
 )
 MESSAGES = "{% if m.reasoning and loop.last %}<|think|>{{ m.reasoning }}<|end|><|begin|>assistant{% endif %}<|content|>{{ m.content }}<|end|>"
 CUT = "{{ m.content.split('</thought>')[-1] }}"
+STRIPPED = (
+    "{% if m.role == 'assistant' %}{% for p in m.content.split('<channel|>') %}{{ p.split('<|channel>')[0] if '<|channel>' in p else p }}"
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}"
+)
 STEPS = (
     "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"
     "{% endif %}{{ m.content }}"
@@ -104,6 +108,10 @@ FORMS = {
         MESSAGES, "", ReasoningMarks("<|think|>", "<|end|><|begin|>assistant", "<|content|>", key="reasoning"),
         "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.", special=("<|think|>", "<|end|>", "<|begin|>", "<|content|>"),
         start="<|begin|>{{ m.role }}",
+    ),
+    "between two marks": Form(
+        STRIPPED, "", ReasoningMarks("<|channel>", "<channel|>"), "<|channel>Hm.<channel|>Yes.",
+        special=("<|channel>", "<channel|>"), history="\n\nYes.",
     ),
     "told": Form(
         "{{ m.content }}", "", ReasoningMarks("<think>", "</think>", "<response>", "</response>"),
