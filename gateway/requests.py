@@ -232,15 +232,20 @@ def _parse_prediction(asked: Any) -> str | None:
     return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
-def parse_template_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:
-    """Returns the template's arguments, with the effort in the variables that the template reads. Raises HttpError."""
+def parse_template_options(
+    values: Values, effort: Any, serving: Serving, turns_on: bool = False
+) -> dict[str, Any] | None:
+    """Returns the template's arguments, with the effort in the variables that the template reads. Raises HttpError.
+
+    `turns_on`: the request asks for reasoning, maybe without an effort.
+    """
     options: dict[str, Any] | None = values["chat_template_kwargs"]
-    if effort is None:
+    if effort is None and not turns_on:
         return options
-    if effort not in EFFORTS:
+    if effort is not None and effort not in EFFORTS:
         raise bad_value("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
     read = _variables_of(serving.deployment.tokenizer.chat_template or "")
-    told: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    told: dict[str, Any] = {"reasoning_effort": effort} if effort and "reasoning_effort" in read else {}
     told |= {name: effort != "none" for name in SWITCHES if name in read}
     return {**told, **(options or {})} if told else options
 
@@ -252,9 +257,9 @@ def _variables_of(chat_template: str) -> set[str]:
     return {name for tag in tags for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
 
 
-def hinted_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:
+def hinted_options(values: Values, effort: Any, serving: Serving, turns_on: bool = False) -> dict[str, Any] | None:
     """As `parse_template_options`; another effort than EFFORTS is ignored, as a hint that the template can't take."""
-    return parse_template_options(values, effort if effort in EFFORTS else None, serving)
+    return parse_template_options(values, effort if effort in EFFORTS else None, serving, turns_on)
 
 
 def parse_messages(values: Values) -> list[dict[str, Any]]:
