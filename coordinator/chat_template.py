@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from coordinator.control_tokens import ControlTokens, encode_text
+from coordinator.reasoning_marks import ReasoningMarks, find_marks, splits
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
@@ -37,7 +38,6 @@ Messages = list[dict[str, Any]]
 _now: ContextVar[datetime] = ContextVar("now")
 # For what only looks at the template.
 ANY_TIME = datetime(2000, 1, 1)
-_REASONING_BEGIN, _REASONING_END = "<think>", "</think>"
 _PROBE = "paceline probe"
 # For each role a chat that shows whether its content comes out.
 _CALL = {"id": "paceline0", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -75,6 +75,15 @@ class ChatTemplate:
         """Raises InvalidArgument."""
         return self._render(messages, options, CLOSED)
 
+    @cached_property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        """Returns the texts around reasoning, if the template has any."""
+
+        def render(messages: Messages, options: dict[str, Any], opens_turn: bool) -> str:
+            return self._render(messages, options, NEXT_TURN if opens_turn else CLOSED)
+
+        return None if self.source is None else find_marks(render, self.source)
+
     def _encode_literally(
         self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime
     ) -> list[int]:
@@ -92,13 +101,11 @@ class ChatTemplate:
             raise InvalidArgument("chat.template_options", "is too deep; it must have fewer levels") from None
         try:
             rendered = self._render(marked, marked_options, ending, now)
-            split = [_with_split_reasoning(message) for message in messages]
-            if split != messages:
-                # Templates look for reasoning's end in the content, and a mark would hide it.
+            # Templates look for reasoning's end in the content, and a mark would hide it.
+            if self.reasoning_marks is not None and (split := splits(messages, self.reasoning_marks)):
                 plain = self._render(messages, options, ending, now)
-                again = self._render(mark(split), marked_options, ending, now)
-                if plain == control_tokens.unmark(again):
-                    rendered = again
+                again = (self._render(mark(each), marked_options, ending, now) for each in split)
+                rendered = next((each for each in again if plain == control_tokens.unmark(each)), rendered)
         except InvalidArgument as error:
             raise InvalidArgument(error.field, control_tokens.unmark(error.problem)) from None
         text, templates = control_tokens.unmark(rendered), control_tokens.spelled(rendered)
@@ -176,15 +183,3 @@ def _in_parts(messages: Messages, roles: Collection[str]) -> Messages:
         else each
         for each in messages
     ]
-
-
-def _with_split_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Takes the reasoning out of an assistant's content, as templates do."""
-    content = message.get("content")
-    if message["role"] != "assistant" or not isinstance(content, str) or _REASONING_END not in content:
-        return message
-    if "reasoning_content" in message:
-        return message
-    before, *_, answer = content.split(_REASONING_END)
-    reasoning = before.rstrip("\n").split(_REASONING_BEGIN)[-1].lstrip("\n")
-    return message | {"content": answer.lstrip("\n"), "reasoning_content": reasoning}

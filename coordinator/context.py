@@ -3,9 +3,9 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
+from coordinator.answer_reader import AnswerReader
 from coordinator.guidance import Guidance
 from coordinator.request import Request, target_decides
 from coordinator.tokenizer import TextStream
@@ -33,27 +33,6 @@ class Emission:
     trace: RoundTrace | None = None
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
-
-
-class AnswerReader(Protocol):
-    """Splits an answer, token by token, into its reasoning, its text and its calls (`coordinator.tools.chats`)."""
-
-    num_reasoning_tokens: int
-
-    @property
-    def has_whole_call(self) -> bool: ...
-
-    def is_mark(self, token: int) -> bool:
-        """Returns whether the text so far must be read before this token's."""
-
-    def read(self, token: int, text: str) -> str:
-        """Returns what stands outside of reasoning and calls. `text`: what the token completes."""
-
-    def finish(self, text: str, is_cut: bool) -> str: ...
-
-    def take_reasoning(self) -> str: ...
-
-    def take_deltas(self) -> list[ToolCallDelta]: ...
 
 
 def no_token_allowed() -> InvalidArgument:

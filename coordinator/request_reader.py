@@ -134,7 +134,8 @@ class RequestReader:
             else:
                 assert wanted is not None
                 rules, field = make_rules(wanted, left_out), wanted.kind
-            return field, grammar_text(*chats.with_reasoning(rules, opens_reasoning, model_info.eos_token_ids)), parts
+            whole = chats.with_reasoning(rules, opens_reasoning, model_info.eos_token_ids, tools)
+            return field, grammar_text(*whole), parts
 
         field, text, parts = await self._tokenizer.run(make, len(message.chat.tools) + message.format.ByteSize())
         grammar = await self._compile(field, text, self._salt(message.cache_salt), parts, sampling, model_info)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coordinator.chat_template import NEXT_TURN, ChatTemplate, Ending
 from coordinator.control_tokens import encode_text
+from coordinator.reasoning_marks import ReasoningMarks
 from coordinator.stop_strings import NOTHING, StopStrings
 from coordinator.turns import EarliestDeadlineFirst
 from paceline.errors import ConfigError
@@ -71,6 +72,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         return self._chat_template.source
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        """Returns the texts around reasoning, as the chat template writes them."""
+        return self._chat_template.reasoning_marks
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """Parses request fields that are common to all dialects."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value, renamed
@@ -64,6 +66,11 @@ PREDICTION = Fields(plain("type", "content"))
 # llama.cpp's request for as many tokens as possible.
 UNLIMITED = (-1, -2)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What turns reasoning on and off in templates of different models.
+SWITCHES = ("enable_thinking", "thinking")
+_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_VARIABLE = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 LISTS = frozenset(each.name for each in fields(SamplingParams) if each.default == ())
 E = TypeVar("E", bound=Enum)
 
@@ -225,24 +232,34 @@ def _parse_prediction(asked: Any) -> str | None:
     return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
-def parse_template_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:
-    """Returns the template's arguments, with `reasoning_effort` where the template can say it. Raises HttpError."""
+def parse_template_options(
+    values: Values, effort: Any, serving: Serving, turns_on: bool = False
+) -> dict[str, Any] | None:
+    """Returns the template's arguments, with the effort in the variables that the template reads. Raises HttpError.
+
+    `turns_on`: the request asks for reasoning, maybe without an effort.
+    """
     options: dict[str, Any] | None = values["chat_template_kwargs"]
-    chat_template = serving.deployment.tokenizer.chat_template
-    if effort is None:
+    if effort is None and not turns_on:
         return options
-    if effort not in EFFORTS:
+    if effort is not None and effort not in EFFORTS:
         raise bad_value("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
-    if "reasoning_effort" in (chat_template or ""):
-        return {"reasoning_effort": effort, **(options or {})}
-    if effort == "none" and "enable_thinking" in (chat_template or ""):
-        return {"enable_thinking": False, **(options or {})}
-    return options
+    read = _variables_of(serving.deployment.tokenizer.chat_template or "")
+    told: dict[str, Any] = {"reasoning_effort": effort} if effort and "reasoning_effort" in read else {}
+    told |= {name: effort != "none" for name in SWITCHES if name in read}
+    return {**told, **(options or {})} if told else options
 
 
-def hinted_options(values: Values, effort: Any, serving: Serving) -> dict[str, Any] | None:
+@lru_cache(maxsize=8)
+def _variables_of(chat_template: str) -> set[str]:
+    """Returns the names that stand in a template's tags, other than those of attributes and in quotes."""
+    tags = _TAG.findall(chat_template)
+    return {name for tag in tags for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
+
+
+def hinted_options(values: Values, effort: Any, serving: Serving, turns_on: bool = False) -> dict[str, Any] | None:
     """As `parse_template_options`; another effort than EFFORTS is ignored, as a hint that the template can't take."""
-    return parse_template_options(values, effort if effort in EFFORTS else None, serving)
+    return parse_template_options(values, effort if effort in EFFORTS else None, serving, turns_on)
 
 
 def parse_messages(values: Values) -> list[dict[str, Any]]:

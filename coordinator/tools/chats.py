@@ -1,19 +1,26 @@
 """Chats with one model: what its template gets, the grammar of its calls and reasoning, and a reader of its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from coordinator.answer_reader import AnswerReader
+from coordinator.reasoning_marks import placed
 from coordinator.tokenizer import Tokenizer
+from coordinator.tools.answer_format import AnswerFormat
 from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
+from coordinator.tools.harmony import Harmony
 from coordinator.tools.offered_tools import NONE, Tools
-from coordinator.tools.reasoning import ReasoningMarks, ReasoningReader, find_marks, with_reasoning
+from coordinator.tools.reasoning import CodedMarks, ReasoningReader, with_reasoning
 from coordinator.tools.roles import Roles
 from coordinator.tools.tool_messages import Message, renders_calls, renders_tools, to_template, write_out
 from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
+
+# Forms of whole answers; where none is the template's, reasoning and calls are marked within one text.
+ANSWER_FORMATS: tuple[Callable[[Tokenizer], AnswerFormat | None], ...] = (Harmony.find,)
 
 
 class Chats:
@@ -31,6 +38,9 @@ class Chats:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the template's messages and options. Raises InvalidArgument."""
         written, options = self._written(messages, tools)
+        if self._answer_format is not None:
+            written, options = self._answer_format.fit(written, options)
+        written = [self._with_placed_reasoning(each) for each in written]
         return self._roles.place_system(self._roles.fit(written)), options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -38,44 +48,69 @@ class Chats:
             return [{"role": each.role, "content": each.content} for each in messages], {}
         if tools is not None and tools.choice == NONE:
             tools = None
-        if not self._renders_tools:
+        has_calls = tools is not None or any(each.calls or each.tool_call_id for each in messages)
+        if has_calls and not self._renders_tools:
             return write_out(messages, tools), {}
         written = to_template(messages, self.call_format, not self._renders_calls)
         return written, {} if tools is None else {"tools": tools.for_template}
 
+    def _with_placed_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        marks = self._tokenizer.reasoning_marks
+        if marks is None or not marks.key or "reasoning_content" not in message:
+            return message
+        reasoning = message["reasoning_content"]
+        return placed(
+            {key: value for key, value in message.items() if key != "reasoning_content"}, reasoning, marks.key
+        )
+
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
+        if self._answer_format is not None:
+            return self._answer_format.opens_reasoning(prompt)
         return None if self._reasoning_marks is None else self._reasoning_marks.is_opened_by(prompt, self._tokenizer)
 
     def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> CallGrammar:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
+        if self._answer_format is not None:
+            return self._answer_format.call_grammar(tools, answer)
         return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
 
-    def with_reasoning(self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int]) -> list[Rules]:
-        """Puts reasoning before what an answer's rules allow."""
+    def with_reasoning(
+        self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int], tools: Tools | None = None
+    ) -> list[Rules]:
+        """Puts reasoning before what an answer's rules allow. `tools`: those of a call grammar."""
+        if self._answer_format is not None:
+            return self._answer_format.with_reasoning(answer, tools, opens_reasoning, eos_token_ids)
         if opens_reasoning is None or self._reasoning_marks is None:
             return [answer]
         return with_reasoning(answer, self._reasoning_marks, opens_reasoning, eos_token_ids)
 
     def reader(
         self, tools: Tools | None, opens_reasoning: bool | None, request_id: str, choice: int
-    ) -> "AnswerReader | None":
+    ) -> AnswerReader | None:
         """Returns the reader of sample `choice`; None if all of it is text."""
+        if self._answer_format is not None:
+            return self._answer_format.reader(tools, opens_reasoning, request_id, choice)
         if tools is None and opens_reasoning is None:
             return None
         parser = None if tools is None else CallParser(tools, self.call_format, request_id, choice)
         reasoning = None
         if self._reasoning_marks is not None and opens_reasoning is not None:
             reasoning = ReasoningReader(self._reasoning_marks, opens_reasoning)
-        return AnswerReader(parser, self._special_call_marks, reasoning)
+        return MarkedReader(parser, self._special_call_marks, reasoning)
+
+    @cached_property
+    def _answer_format(self) -> AnswerFormat | None:
+        return next((found for find in ANSWER_FORMATS if (found := find(self._tokenizer)) is not None), None)
 
     @cached_property
     def _roles(self) -> Roles:
         return Roles(self._tokenizer.render_chat)
 
     @cached_property
-    def _reasoning_marks(self) -> ReasoningMarks | None:
-        return find_marks(self._tokenizer)
+    def _reasoning_marks(self) -> CodedMarks | None:
+        marks = self._tokenizer.reasoning_marks
+        return None if marks is None else CodedMarks.of(marks, self._tokenizer)
 
     @cached_property
     def _special_call_marks(self) -> dict[int, str]:
@@ -93,8 +128,8 @@ class Chats:
         return self._tokenizer.chat_template is not None and renders_tools(self._tokenizer.render_chat)
 
 
-class AnswerReader:
-    """Splits one answer, token by token, into its reasoning, its text and its calls."""
+class MarkedReader:
+    """Splits one answer, token by token, into its reasoning, its text and its calls, which marks set apart."""
 
     def __init__(
         self, parser: CallParser | None, call_marks: dict[int, str], reasoning: ReasoningReader | None

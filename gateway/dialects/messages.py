@@ -51,7 +51,7 @@ FIELDS = Fields(
         "stop_sequences": Field("a list of texts", stands_for="stop"),
         "stream": STREAM,
         "output_config": table("format and effort"),
-        "thinking": table("of type disabled: none"),
+        "thinking": table("of type disabled, enabled or adaptive: whether to think"),
         **OURS,
     },
     HINTS,
@@ -124,7 +124,8 @@ class Messages(AnthropicErrors, Dialect):
         conversation = _parse_conversation(values)
         tools = _parse_tools(values, serving.tool_choice_default)
         config = OUTPUT_CONFIG.read(values["output_config"], "output_config")
-        effort = "none" if values["thinking"].get("type") == "disabled" else config["effort"]
+        thinking = values["thinking"].get("type")
+        effort = "none" if thinking == "disabled" else config["effort"]
         num_tokens, longest = values["max_tokens"], serving.deployment.target.max_model_len
         sampling = parse_sampling(
             values, serving.sampling_defaults, max_tokens=longest if num_tokens is None else num_tokens
@@ -137,7 +138,7 @@ class Messages(AnthropicErrors, Dialect):
             _parse_format(config["format"]),
             tools,
             conversation.names,
-            template_options=hinted_options(values, effort, serving),
+            template_options=hinted_options(values, effort, serving, turns_on=thinking in ("enabled", "adaptive")),
         )
 
     def reply(self, generation: Generation) -> "MessagesReply":

@@ -270,6 +270,20 @@ def test_effort_reaches_a_template_that_knows_it(dialect: Dialect, body: dict[st
     assert ask(dialect, body).template_options is None
 
 
+@pytest.mark.parametrize(
+    ("thinking", "option"),
+    [
+        ("enabled", {"enable_thinking": True}),
+        ("adaptive", {"enable_thinking": True}),
+        ("disabled", {"enable_thinking": False}),
+    ],
+)
+def test_thinking_is_switched_where_a_template_can(thinking: str, option: dict[str, bool]) -> None:
+    body = {"thinking": {"type": thinking}}
+    assert ask(MESSAGES, body, chat_template="{{ enable_thinking }}").template_options == option
+    assert ask(MESSAGES, body, chat_template="{{ messages }}").template_options is None
+
+
 def test_limits_and_stops() -> None:
     asked = ask(MESSAGES, {"max_tokens": 32000, "stop_sequences": ["###"]})
     assert (asked.sampling.max_tokens, asked.sampling.stop) == (32000, ("###",))

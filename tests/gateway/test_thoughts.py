@@ -73,7 +73,22 @@ async def test_reasoning_sent_back_reaches_the_coordinator(
 EFFORTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "its own switch": ("{{ reasoning_effort }}", {"reasoning_effort": "low"}, '{"reasoning_effort": "low"}'),
     "none, by Qwen's switch": ("{{ enable_thinking }}", {"reasoning_effort": "none"}, '{"enable_thinking": false}'),
-    "more, which Qwen's switch can't say": ("{{ enable_thinking }}", {"reasoning_effort": "high"}, ""),
+    "more, by Qwen's switch": ("{{ enable_thinking }}", {"reasoning_effort": "high"}, '{"enable_thinking": true}'),
+    "none, by DeepSeek's switch": (
+        "{% if thinking %}x{% endif %}",
+        {"reasoning_effort": "none"},
+        '{"thinking": false}',
+    ),
+    "none, by both": (
+        "{% if enable_thinking %}{{ reasoning_effort }}{% endif %}",
+        {"reasoning_effort": "none"},
+        '{"reasoning_effort": "none", "enable_thinking": false}',
+    ),
+    "a message's key, which is no switch": (
+        "Keep thinking. {{ message.thinking }}{{ message['enable_thinking'] }}",
+        {"reasoning_effort": "none"},
+        "",
+    ),
     "no switch": ("{{ messages }}", {"reasoning_effort": "high"}, ""),
     "no template": ("", {"reasoning_effort": "none"}, ""),
     "beside other options, which count more": (
