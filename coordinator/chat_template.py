@@ -52,6 +52,9 @@ _PROBES: dict[str, Messages] = {
 class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
+        templates = tokenizer.chat_template
+        if isinstance(templates, dict) and templates and "default" not in templates:
+            tokenizer.chat_template = {**templates, "default": next(iter(templates.values()))}
 
     @property
     def source(self) -> str | None:
