@@ -52,6 +52,9 @@ _PROBES: dict[str, Messages] = {
 class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
+        templates = tokenizer.chat_template
+        if isinstance(templates, dict) and templates and "default" not in templates:
+            tokenizer.chat_template = {**templates, "default": next(iter(templates.values()))}
 
     @property
     def source(self) -> str | None:
@@ -156,6 +159,16 @@ class ChatTemplate:
         return self._apply(_in_parts(messages, self._roles_in_parts), options, ending, now)
 
     def _apply(self, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime = ANY_TIME) -> str:
+        try:
+            return self._apply_once(messages, options, ending, now)
+        except InvalidArgument:
+            if ending != CONTINUED or len(messages) < 2:
+                raise
+            # The library looks for the last message in the text, which templates may rewrite or refuse: here it follows the
+            # opening of a turn.
+            return self._apply_once(messages[:-1], options, NEXT_TURN, now) + _text_of(messages[-1])
+
+    def _apply_once(self, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime) -> str:
         token = _now.set(now)
         try:
             # Compiled once: `apply_chat_template` renders this object. Arguments that can be called never reach a template.
@@ -183,3 +196,8 @@ def _in_parts(messages: Messages, roles: Collection[str]) -> Messages:
         else each
         for each in messages
     ]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

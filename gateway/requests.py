@@ -282,7 +282,7 @@ def _parse_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise bad_request(f"{name}.role", f"{name}.role is {shown(role)}; it must be one of {', '.join(ROLES)}")
     content = values["content"]
-    is_silent = content is None and role == "assistant"
+    is_silent = content is None and role in ("assistant", TOOL)
     parsed: dict[str, Any] = {
         "role": role,
         "content": "" if is_silent else parse_text_parts(content, f"{name}.content"),

@@ -1,5 +1,6 @@
 """Parses tools, the choice among them, and the calls in messages. The coordinator checks the tools themselves."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -173,6 +174,10 @@ def _parse_call(call: Any, field: str) -> dict[str, str]:
         raise bad_value(f"{field}.function", function, "an object with name and arguments")
     CALL_FUNCTION.check(function, f"{field}.function")
     texts: dict[str, Any] = {"id": call.get("id"), **{name: function.get(name) for name in CALL_FUNCTION.taken}}
+    # Clients leave out ids, and arguments where a call has none; some send an object.
+    texts |= {name: "" for name in ("id", "arguments") if texts[name] is None}
+    if isinstance(texts["arguments"], dict):
+        texts["arguments"] = json.dumps(texts["arguments"], ensure_ascii=False)
     for name, value in texts.items():
         if not isinstance(value, str):
             raise bad_value(f"{field}.{name if name == 'id' else f'function.{name}'}", value, "a string")

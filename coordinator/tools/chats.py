@@ -14,8 +14,8 @@ from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merge
 from coordinator.tools.harmony import Harmony
 from coordinator.tools.offered_tools import NONE, Tools
 from coordinator.tools.reasoning import CodedMarks, ReasoningReader, with_reasoning
-from coordinator.tools.roles import Roles
-from coordinator.tools.tool_messages import Message, renders_calls, renders_tools, to_template, write_out
+from coordinator.tools.template_fit import TemplateFit
+from coordinator.tools.tool_messages import PROBE_TOOLS, Message, renders_tools, to_template, write_calls, write_out
 from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
 
@@ -40,18 +40,17 @@ class Chats:
         written, options = self._written(messages, tools)
         if self._answer_format is not None:
             written, options = self._answer_format.fit(written, options)
-        written = [self._with_placed_reasoning(each) for each in written]
-        return self._roles.place_system(self._roles.fit(written)), options
+        fitted = self._fit_to(bool(options)).fit(written)
+        return [self._with_placed_reasoning(each) for each in fitted], options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         if tools is None and not any(each.calls or each.tool_call_id or each.reasoning for each in messages):
             return [{"role": each.role, "content": each.content} for each in messages], {}
         if tools is not None and tools.choice == NONE:
             tools = None
-        has_calls = tools is not None or any(each.calls or each.tool_call_id for each in messages)
-        if has_calls and not self._renders_tools:
+        if tools is not None and not self._renders_tools:
             return write_out(messages, tools), {}
-        written = to_template(messages, self.call_format, not self._renders_calls)
+        written = to_template(messages)
         return written, {} if tools is None else {"tools": tools.for_template}
 
     def _with_placed_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -103,9 +102,20 @@ class Chats:
     def _answer_format(self) -> AnswerFormat | None:
         return next((found for find in ANSWER_FORMATS if (found := find(self._tokenizer)) is not None), None)
 
+    def _fit_to(self, has_tools: bool) -> TemplateFit:
+        """Templates treat chats otherwise that have tools: some tokenizers have two templates."""
+        return self._fit_with_tools if has_tools else self._fit_without_tools
+
     @cached_property
-    def _roles(self) -> Roles:
-        return Roles(self._tokenizer.render_chat)
+    def _fit_with_tools(self) -> TemplateFit:
+        return TemplateFit(lambda chat: self._tokenizer.render_chat(chat, PROBE_TOOLS), self._write_calls)
+
+    @cached_property
+    def _fit_without_tools(self) -> TemplateFit:
+        return TemplateFit(lambda chat: self._tokenizer.render_chat(chat, {}), self._write_calls)
+
+    def _write_calls(self, message: dict[str, Any]) -> str:
+        return write_calls(message, self.call_format)
 
     @cached_property
     def _reasoning_marks(self) -> CodedMarks | None:
@@ -118,10 +128,6 @@ class Chats:
         marks = (self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
         ids = {self._tokenizer.special_id(mark): mark for mark in marks if mark}
         return {token: mark for token, mark in ids.items() if token is not None}
-
-    @cached_property
-    def _renders_calls(self) -> bool:
-        return renders_calls(self._tokenizer.render_chat, self.call_format)
 
     @cached_property
     def _renders_tools(self) -> bool:

@@ -4,8 +4,8 @@ A template that renders no tools renders neither calls nor results: then all thr
 words of Hermes, and HERMES is the format of the calls. A template that renders tools but drops calls gets these written out.
 """
 
-import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -17,9 +17,10 @@ from coordinator.tools.offered_tools import Tools
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
-_SHORT_ID_CHARACTERS = 9
-_PROBE_NAME, _PROBE_ARGUMENT = "paceline_probe", "paceline_argument"
+_PROBE_NAME = "paceline_probe"
 _PROBE = {"name": _PROBE_NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
+# Template options that show how a template treats chats with tools.
+PROBE_TOOLS = {"tools": [{"type": "function", "function": _PROBE}]}
 _TOOLS_TEXT = """# Tools
 
 You may call one or more of the functions below. Each line within <tools></tools> is the signature of one:
@@ -60,32 +61,22 @@ class Message:
 def renders_tools(render: Callable[[list[dict[str, Any]], dict[str, Any]], str]) -> bool:
     """Returns whether a chat template tells the model of its tools. `render`: takes messages and template options."""
     try:
-        text = render([{"role": "user", "content": "x"}], {"tools": [{"type": "function", "function": _PROBE}]})
+        text = render([{"role": "user", "content": "x"}], PROBE_TOOLS)
     except InvalidArgument:
         return False
     return _PROBE_NAME in text
 
 
-def renders_calls(render: Callable[[list[dict[str, Any]], dict[str, Any]], str], call_format: CallFormat) -> bool:
-    """Returns whether a chat template that renders tools also renders calls, or refuses to be asked."""
-    call = Call("call_0", _PROBE_NAME, json.dumps({_PROBE_ARGUMENT: 1}))
-    chat = [Message("user", "x"), Message("assistant", "", (call,)), Message("tool", "x", tool_call_id=call.id)]
-    try:
-        text = render(to_template(chat, call_format), {"tools": [{"type": "function", "function": _PROBE}]})
-    except InvalidArgument:
-        return True
-    return _PROBE_ARGUMENT in text
+def to_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages for a template that renders tools. Raises InvalidArgument."""
+    return list(map(_to_template, _named(messages)))
 
 
-def to_template(
-    messages: Sequence[Message], call_format: CallFormat, writes_calls: bool = False
-) -> list[dict[str, Any]]:
-    """Returns messages for a template that renders tools. `writes_calls`: as part of the content. Raises InvalidArgument."""
-    make_id = _short_id if call_format.has_short_ids else str
-    named = _named(messages)
-    if writes_calls:
-        named = (replace(each, content=_with_calls(each, call_format), calls=()) for each in named)
-    return [_to_template(each, make_id) for each in named]
+def write_calls(message: dict[str, Any], call_format: CallFormat) -> str:
+    """Returns the content of a message for a template, and after it its calls as the model writes them."""
+    functions = [each["function"] for each in message["tool_calls"]]
+    calls = (Call("", each["name"], _as_json(each["arguments"])) for each in functions)
+    return _with_calls(Message(message["role"], message["content"], tuple(calls)), call_format)
 
 
 def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str, Any]]:
@@ -109,8 +100,10 @@ def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str
 
 
 def _named(messages: Sequence[Message]) -> Iterator[Message]:
-    """Checks each message, and gives a result the name of its tool, which clients leave out."""
-    names: dict[str, str] = {}
+    """Checks each message. Gives calls and results the ids, and results the names, that clients leave out."""
+    # The newest calls of each id, of which the first waits for a result; "": those of the newest message.
+    waiting: dict[str, deque[Call]] = {}
+    num_calls = 0
     for at, message in enumerate(messages):
         field = f"chat.messages[{at}]"
         is_assistant, is_tool = message.role == "assistant", message.role == "tool"
@@ -126,19 +119,35 @@ def _named(messages: Sequence[Message]) -> Iterator[Message]:
             message.tool_call_id,
             "left out unless of a tool",
         )
-        names |= {call.id: call.name for call in message.calls}
-        yield replace(message, name=message.name or names.get(message.tool_call_id, "")) if is_tool else message
+        if message.calls:
+            given = [
+                replace(each, id=each.id or f"call{num_calls + place:05}") for place, each in enumerate(message.calls)
+            ]
+            message = replace(message, calls=tuple(given))
+            num_calls += len(given)
+            for call_id, same in groupby(sorted(given, key=_id_of), _id_of):
+                waiting[call_id] = deque(same)
+            waiting[""] = deque(given)
+        elif is_tool and (calls := waiting.get(message.tool_call_id)):
+            # Results of the same id, or without, are in the order of the calls. The last call may have several.
+            call = calls.popleft() if len(calls) > 1 else calls[0]
+            message = replace(message, tool_call_id=call.id, name=message.name or call.name)
+        yield message
 
 
-def _to_template(message: Message, make_id: Callable[[str], str]) -> dict[str, Any]:
+def _id_of(call: Call) -> str:
+    return call.id
+
+
+def _to_template(message: Message) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         rendered["tool_calls"] = [
-            {"id": make_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
             for call in message.calls
         ]
     if message.tool_call_id:
-        rendered["tool_call_id"] = make_id(message.tool_call_id)
+        rendered["tool_call_id"] = message.tool_call_id
     if message.name:
         rendered["name"] = message.name
     if message.reasoning:
@@ -179,5 +188,5 @@ def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _short_id(call_id: str) -> str:
-    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARACTERS]
+def _as_json(arguments: dict[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else _dump(arguments)

@@ -164,6 +164,20 @@ def test_an_answer_that_is_begun_is_open_at_its_end(smollm2: Tokenizer, begun: s
         assert text.endswith(f"{START}user\nHi{END}\n{START}assistant\n{begun}")
 
 
+@pytest.mark.parametrize("template", [
+    # As Falcon's: the library looks for the text in vain.
+    TEMPLATE.replace("each.content | trim", "each.content | replace('\\n\\n', '\\n') | trim"),
+    TEMPLATE.replace("{{ more }}", "{{ more }}{% if messages[-1].role != 'user' %}{{ raise_exception('a user must be last') }}{% endif %}"),
+])  # fmt: skip
+def test_a_begun_answer_that_the_template_rewrites_or_refuses_follows_an_opened_turn(template: str) -> None:
+    tokenizer = controlled(template)
+    begun = f"Yes,\n\n{END} and"
+    ids = tokenizer.encode_chat([*conversation("Hi"), {"role": "assistant", "content": begun}], {}, CONTINUED)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == f"{START}user\nHi{END}\n{START}assistant\n{begun}"
+    assert names_in(tokenizer, ids).count(END) == 1
+
+
 @pytest.mark.parametrize(("form", "contents"), [
     ("{}", ("<|im_", "end|>")), ("{}", ("<", "|im_end|", ">")), ("{}", ("a<|im_end", "|>b")),
     ("<{}", ("|im_end|>",)), ("{}>", ("<|im_end|",)),

@@ -171,18 +171,33 @@ async def test_calls_and_results_reach_the_coordinator(http: httpx2.AsyncClient,
     ]
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [(None, ""), ({"a": "é"}, '{"a": "é"}'), ("{", "{")])
+async def test_calls_and_results_may_leave_out_what_they_do_not_have(
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, arguments: Any, expected: str
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [ASKED, {**CALLED, "tool_calls": [call]}, {"role": "tool", "content": None}]
+    assert (await post(http, messages=messages)).status_code == 200
+    assert list(coordinator.asked[0].chat.messages)[1:] == [
+        generation_pb2.ChatMessage(
+            role="assistant", tool_calls=[generation_pb2.ToolCall(name="add", arguments=expected)]
+        ),
+        generation_pb2.ChatMessage(role="tool"),
+    ]
+
+
 BAD_MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "calls as an object": ({**CALLED, "tool_calls": CALL}, "tool_calls"),
     "a call as a text": ({**CALLED, "tool_calls": ["add"]}, "tool_calls[0]"),
     "another type": ({**CALLED, "tool_calls": [CALL, {**CALL, "type": "custom"}]}, "tool_calls[1]"),
-    "no id": ({**CALLED, "tool_calls": [{**CALL, "id": None}]}, "tool_calls[0].id"),
+    "an id of a call as a number": ({**CALLED, "tool_calls": [{**CALL, "id": 1}]}, "tool_calls[0].id"),
     "no function": ({**CALLED, "tool_calls": [{"id": "1"}]}, "tool_calls[0].function"),
     "an unknown key": ({**CALLED, "tool_calls": [{**CALL, "input": "x"}]}, "tool_calls[0].input"),
-    "arguments as an object": (
-        {**CALLED, "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {}}}]}, "tool_calls[0].function.arguments",
+    "arguments as a list": (
+        {**CALLED, "tool_calls": [{**CALL, "function": {"name": "add", "arguments": []}}]}, "tool_calls[0].function.arguments",
     ),
     "an id as a number": ({"role": "tool", "content": "2", "tool_call_id": 1}, "tool_call_id"),
-    "a result without content": ({"role": "tool", "tool_call_id": "call_1"}, "content"),
+    "a user without content": ({"role": "user"}, "content"),
 }  # fmt: skip
 
 

@@ -36,8 +36,10 @@ from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-# Where older processors of multimodal models have the template, as the only value of an object.
+# Where older processors of multimodal models have the template, or several by their names, as the only value of an object.
 PROCESSOR_TEMPLATE = "chat_template.json"
+# Folder of further chat templates, such as tool_use.jinja.
+NAMED_TEMPLATES = "additional_chat_templates"
 # Key in a distilled draft's config. Its value is the name, as for `--model`, of the model whose embedding, head and
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
@@ -135,17 +137,54 @@ def load_model(
 
 
 def _read_tokenizer_files(name: str, folder: Path) -> dict[str, bytes]:
+    """Returns the files, with all chat templates in one of them."""
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
+    named = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))}
     of_processor = folder / PROCESSOR_TEMPLATE
-    if not of_processor.exists() or "chat_template.jinja" in files:
+    if not named and ("chat_template.jinja" in files or not of_processor.exists()):
         return files
     with _naming(name):
-        if read_object("tokenizer_config.json", files.get("tokenizer_config.json", b"{}")).get("chat_template"):
+        config = read_object("tokenizer_config.json", files.get("tokenizer_config.json", b"{}"))
+        source, template = "tokenizer_config.json", config.get("chat_template")
+        if "chat_template.jinja" in files:
+            template = files["chat_template.jinja"].decode()
+        elif template and not named:
             return files
-        template = read_object(PROCESSOR_TEMPLATE, of_processor.read_bytes()).get("chat_template")
-        if not isinstance(template, str):
-            raise ConfigError(f"its {PROCESSOR_TEMPLATE} has the chat_template {template!r}; it must be a text")
-    return files | {"chat_template.jinja": template.encode()}
+        elif not template and of_processor.exists():
+            source, template = (
+                PROCESSOR_TEMPLATE,
+                read_object(PROCESSOR_TEMPLATE, of_processor.read_bytes()).get("chat_template"),
+            )
+        if not _is_template(template) and (template or source == PROCESSOR_TEMPLATE):
+            raise ConfigError(
+                f"its {source} has the chat_template {template!r}; it must be a text, or texts by their names"
+            )
+    # As transformers has it, a file's template goes before one of the same name in the config.
+    templates = {**_by_name(template), **named}
+    if templates.keys() == {"default"}:
+        return files | {"chat_template.jinja": templates["default"].encode()}
+    config["chat_template"] = [{"name": key, "template": each} for key, each in templates.items()]
+    files.pop("chat_template.jinja", None)
+    return files | {"tokenizer_config.json": json.dumps(config).encode()}
+
+
+def _is_template(template: Any) -> bool:
+    """Returns whether it is a text, or several as {name: text} or [{"name": name, "template": text}]."""
+    if isinstance(template, list):
+        return bool(template) and all(
+            isinstance(each, dict) and _is_template(each.get("template")) for each in template
+        )
+    if isinstance(template, dict):
+        return bool(template) and all(isinstance(each, str) for each in template.values())
+    return isinstance(template, str)
+
+
+def _by_name(template: Any) -> dict[str, str]:
+    if isinstance(template, list):
+        return {str(each.get("name", "default")): each["template"] for each in template}
+    if isinstance(template, dict):
+        return template
+    return {"default": template} if template else {}
 
 
 def _same_masks(name: str, token: Any, tensors: Tensors) -> torch.Tensor:

@@ -7,9 +7,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
+from coordinator.tools.call_formats import CALL_FORMATS, CallFormat
 from coordinator.tools.offered_tools import Tools
-from coordinator.tools.tool_messages import Call, Message, renders_calls, renders_tools, to_template, write_out
+from coordinator.tools.tool_messages import Call, Message, renders_tools, to_template, write_calls, write_out
 from paceline.errors import InvalidArgument
 
 CALL = Call("call_1", "get", '{"a":"é <b>","n": 1.5}')
@@ -43,7 +43,7 @@ def test_a_template_is_asked_whether_it_renders_tools() -> None:
 
 
 def test_a_template_gets_objects() -> None:
-    messages = to_template(CHAT, HERMES)
+    messages = to_template(CHAT)
     assert messages[:2] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
     first, second = messages[2]["tool_calls"]
     function = {"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}
@@ -57,20 +57,18 @@ def test_a_template_gets_objects() -> None:
 
 @pytest.mark.parametrize("arguments", ["[1]", "NaN", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 100_000])
 def test_what_is_no_object_stays_text(arguments: str) -> None:
-    (message,) = to_template([Message("assistant", "", (Call("c", "f", arguments),))], HERMES)
+    (message,) = to_template([Message("assistant", "", (Call("c", "f", arguments),))])
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize("arguments", ["", " \n", "null", "{}"])
 def test_a_call_without_arguments_has_an_empty_object(arguments: str) -> None:
     chat = [Message("assistant", "", (Call("c", "f", arguments),))]
-    (message,) = to_template(chat, HERMES)
+    (message,) = to_template(chat)
     assert message["tool_calls"][0]["function"]["arguments"] == {}
     assert write_out(chat, None)[0]["content"] == '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-# As Granite 3.3's: tools and results, and of an assistant's message only the content.
-DROPS_CALLS = "{% if tools %}{{ tools | tojson }}{% endif %}{% for each in messages %}{{ each.role }}:{{ each.content }}\n{% endfor %}"
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}\n</tool_call>\n'
     '<tool_call>\n{"name": "ping", "arguments": "{"}\n</tool_call>',
@@ -81,29 +79,24 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda each: each.name)
-def test_calls_that_a_template_drops_are_written_out(call_format: CallFormat) -> None:
-    render = render_with(DROPS_CALLS)
-    assert renders_tools(render)
-    assert not renders_calls(render, call_format)
-    text = render(to_template(CHAT, call_format, writes_calls=True), {})
-    assert text == (
-        f"system:Be brief.\nuser:Go.\nassistant:{WRITTEN[call_format.name]}\ntool:one\ntool:two\nassistant:Done.\n"
-    )
+def test_calls_are_written_as_the_model_writes_them(call_format: CallFormat) -> None:
+    assert write_calls(to_template(CHAT)[2], call_format) == WRITTEN[call_format.name]
 
 
-def test_a_template_that_renders_calls_keeps_them() -> None:
-    assert renders_calls(render_with(TEMPLATE), HERMES)
-    # Nor is one judged that wants another chat.
-    refuses = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}" + DROPS_CALLS
-    assert renders_calls(render_with(refuses), HERMES)
-
-
-def test_mistrals_templates_get_short_ids() -> None:
-    messages = to_template(CHAT, CALL_FORMATS[1])
-    ids = [call["id"] for call in messages[2]["tool_calls"]]
-    assert ids == [messages[3]["tool_call_id"], messages[4]["tool_call_id"]]
-    assert len(set(ids)) == 2
-    assert all(len(each) == 9 and each.isalnum() for each in ids)
+@pytest.mark.parametrize(("ids", "answered", "expected"), [
+    (("", ""), ("", ""), "ab"), (("1", "1"), ("1", "1"), "ab"), (("1", "2"), ("2", "1"), "ba"), (("1", "2"), ("1", "1"), "aa"),
+    (("1", "2"), ("3", "2"), "-b"), (("", ""), ("", "", ""), "abb"),
+])  # fmt: skip
+def test_results_get_the_name_and_id_of_their_call(
+    ids: tuple[str, ...], answered: tuple[str, ...], expected: str
+) -> None:
+    calls = tuple(Call(call_id, name, "{}") for call_id, name in zip(ids, "ab", strict=True))
+    # The same ids again: results are of the newest call without one.
+    chat = [Message("assistant", "", calls), *(Message("tool", "x", tool_call_id=each) for each in answered)]
+    for at, (message, *results) in enumerate((to_template(chat), to_template([*chat, *chat])[len(chat) :])):
+        assert [each.get("name", "-") for each in results] == list(expected), at
+        of_calls = {call["id"] for call in message["tool_calls"]}
+        assert all(each["tool_call_id"] in of_calls for each in results if "name" in each)
 
 
 def test_without_a_template_for_tools_all_is_written_out() -> None:
@@ -133,5 +126,5 @@ def test_tools_make_a_system_message_where_there_is_none() -> None:
 ])  # fmt: skip
 def test_fields_of_other_roles_are_refused(message: Message, field: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        to_template([CHAT[1], message], HERMES)
+        to_template([CHAT[1], message])
     assert error.value.field == field

@@ -10,7 +10,7 @@ import torch
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
 from coordinator.tools.offered_tools import Tools
-from coordinator.tools.roles import Roles
+from coordinator.tools.template_fit import TemplateFit
 from coordinator.tools.tool_messages import Call, Message
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import load_model
@@ -127,19 +127,22 @@ def test_messages_of_tools_are_fitted_too() -> None:
 
 
 def test_a_template_is_asked_only_once_and_only_for_such_chats() -> None:
-    asked: list[list[dict[str, Any]]] = []
+    asked: list[Any] = []
 
-    def render(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    def render(messages: list[dict[str, Any]]) -> str:
         asked.append(messages)
-        return ""
+        return json.dumps(messages)
 
-    roles = Roles(render)
-    ordinary = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "tool", "tool", "user")]
-    assert roles.fit(ordinary) == ordinary
-    assert asked == []
-    for _ in range(2):
-        roles.fit([*ordinary[:1] * 2, *ordinary, *ordinary])
-    assert len(asked) == 3
+    fit = TemplateFit(render, json.dumps)
+    ordinary = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
+    assert fit.fit(ordinary) == ordinary
+    assert [[each["role"] for each in chat] for chat in asked] == [["system", "user"]]
+    odd = [*ordinary[:1] * 2, *ordinary[1:], *ordinary, *ordinary[1:3] * 2, *ordinary[2:3]]
+    fit.fit(odd * 3)
+    num_asked = len(asked)
+    for chat in (odd, odd * 3):
+        fit.fit(chat)
+    assert len({json.dumps(each) for each in asked}) == len(asked) == num_asked < 10
 
 
 async def test_tokenize_and_generate_read_the_same_chat(host: Host, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import mmap
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
 
+from coordinator.tokenizer import Tokenizer as CoordinatorTokenizer
 from paceline.engine.models.gguf.header import Header, read_header
 from paceline.engine.models.gguf.pre_tokenizers import SPLITTINGS
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
@@ -144,6 +146,21 @@ def test_named_tokens_and_the_chat_template_survive(tmp_path: Path, add_tokenize
     if "tokenizer.chat_template" in header.metadata:
         assert b"messages[0]" in files["chat_template.jinja"]
     assert files.keys() <= set(TOKENIZER_FILES)
+
+
+def test_named_templates_survive(tmp_path: Path) -> None:
+    header = header_of(tiny(tmp_path))
+    header.metadata.update({"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "with tools"})
+    tokenizer = CoordinatorTokenizer(tokenizer_files(header))
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    chat = [{"role": "user", "content": "hi"}]
+    assert [tokenizer.render_chat(chat, {})[-2:], tokenizer.render_chat(chat, {"tools": tools})] == ["hi", "with tools"]
+
+
+def test_a_named_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    header = header_of(tiny(tmp_path))
+    with pytest.raises(ConfigError, match=r"its tokenizer\.chat_template\.tool_use is 3; it must be a text"):
+        replace(header, metadata=header.metadata | {"tokenizer.chat_template.tool_use": 3})
 
 
 # Phi-3's own tokens, with what its tokenizer.json says of each: whether it takes the white space after it.

@@ -1,5 +1,6 @@
 """What a folder's tensors may be: floats, and 8 bits with a scale for each output feature. All else is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,37 @@ def test_a_processors_template_is_one(tmp_path: Path, files: dict[str, Any], exp
     (tmp_path / "chat_template.jinja").write_text("new")
     tokenizer = Tokenizer(load_model(str(tmp_path), torch.float32).tokenizer_files)
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}], {}) == "new"
+
+
+def said_by(folder: Path, tools: bool) -> str:
+    tokenizer = Tokenizer(load_model(str(folder), torch.float32).tokenizer_files)
+    function = {"name": "add", "parameters": {}}
+    options = {"tools": [{"type": "function", "function": function}]} if tools else {}
+    return tokenizer.render_chat([{"role": "user", "content": "hi"}], options)
+
+
+NAMED = [{"name": "default", "template": "default"}, {"name": "tool_use", "template": "with tools"}]
+
+
+@pytest.mark.parametrize(("config", "files", "expected"), [
+    (NAMED, {}, ("default", "with tools")),
+    ("default", {"additional_chat_templates/tool_use.jinja": "with tools"}, ("default", "with tools")),
+    (None, {"chat_template.jinja": "default", "additional_chat_templates/tool_use.jinja": "with tools"}, ("default", "with tools")),
+    (NAMED, {"additional_chat_templates/tool_use.jinja": "newer"}, ("default", "newer")),
+    (None, {"chat_template.json": json.dumps({"chat_template": NAMED})}, ("default", "with tools")),
+    (None, {"chat_template.json": json.dumps({"chat_template": {"default": "a", "rag": "b"}})}, ("a", "a")),
+    # Without a default, the first is it.
+    (NAMED[1:], {}, ("with tools", "with tools")),
+])  # fmt: skip
+def test_the_template_for_tools_is_rendered_with_tools(
+    tmp_path: Path, config: Any, files: dict[str, str], expected: tuple[str, str]
+) -> None:
+    write_model(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", chat_template=config)
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert (said_by(tmp_path, tools=False), said_by(tmp_path, tools=True)) == expected
 
 
 def test_a_processors_template_that_is_no_text_is_refused(tmp_path: Path) -> None:

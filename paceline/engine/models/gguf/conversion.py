@@ -17,7 +17,7 @@ from paceline.engine.models.gguf.tensors import dequantized
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 8
+FORMAT = 9
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:

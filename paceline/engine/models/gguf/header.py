@@ -22,6 +22,8 @@ _NUMBERS = {
     GGUFValueType.FLOAT32: "f", GGUFValueType.FLOAT64: "d", GGUFValueType.BOOL: "?",
 }  # fmt: skip
 _LENGTH = struct.Struct("<Q")
+# The chat template. Further ones have this key, a dot and their name.
+TEMPLATE = "tokenizer.chat_template"
 # What the values of keys must be. An architecture's keys: see `config`.
 _TEXT, _TRUTH, _WHOLE, _TEXTS, _NUMBER_LIST = (
     "a text",
@@ -35,11 +37,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _KINDS = {
     "general.architecture": _TEXT, "general.name": _TEXT, "general.alignment": _WHOLE, "split.count": _WHOLE,
-    "tokenizer.chat_template": _TEXT, "tokenizer.ggml.model": _TEXT, "tokenizer.ggml.pre": _TEXT,
+    TEMPLATE: _TEXT, "tokenizer.ggml.model": _TEXT, "tokenizer.ggml.pre": _TEXT,
     "tokenizer.ggml.tokens": _TEXTS, "tokenizer.ggml.merges": _TEXTS, "tokenizer.ggml.scores": _NUMBER_LIST,
     "tokenizer.ggml.token_type": _NUMBER_LIST, "tokenizer.ggml.add_bos_token": _TRUTH,
     "tokenizer.ggml.add_eos_token": _TRUTH, "tokenizer.ggml.add_space_prefix": _TRUTH,
 }  # fmt: skip
+
+
+def _kind_of(key: str) -> str | None:
+    if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+        return _WHOLE
+    return _TEXT if key.startswith(f"{TEMPLATE}.") else _KINDS.get(key)
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -68,7 +76,7 @@ class Header:
     def __post_init__(self) -> None:
         """Raises ConfigError, naming the key, if a value has another type than what reads it expects."""
         for key, value in self.metadata.items():
-            kind = _WHOLE if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") else _KINDS.get(key)
+            kind = _kind_of(key)
             if kind is not None and not _is(value, kind):
                 raise ConfigError(f"its {key} is {reprlib.repr(value)}; it must be {kind}")
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from paceline.engine.models.gguf.header import Header
+from paceline.engine.models.gguf.header import TEMPLATE, Header
 from paceline.engine.models.gguf.pre_tokenizers import DEFAULT, find_splitting
 from paceline.errors import ConfigError
 
@@ -44,7 +44,8 @@ def tokenizer_files(header: Header) -> dict[str, bytes]:
         reason = next(iter(str(error).splitlines()), repr(error))
         raise ConfigError(f"its tokenizer could not be read: {reason}") from error
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
+        # Several chat templates would be files in a folder of their own; here they are a list in the config.
+        tokenizer.save_pretrained(folder, save_jinja_files=isinstance(tokenizer.chat_template, str))
         return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
@@ -155,4 +156,18 @@ def _settings(header: Header) -> dict[str, Any]:
     tokens = header.metadata["tokenizer.ggml.tokens"]
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _NAMED_TOKENS.items()}
     settings = {name: None if index is None else tokens[index] for name, index in ids.items()}
-    return settings | {"chat_template": header.metadata.get("tokenizer.chat_template")}
+    return settings | {"chat_template": _chat_template(header)}
+
+
+def _chat_template(header: Header) -> str | list[dict[str, str]] | None:
+    """Returns the template, or several with their names."""
+    default: str | None = header.metadata.get(TEMPLATE)
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): each
+        for key, each in header.metadata.items()
+        if key.startswith(f"{TEMPLATE}.")
+    }
+    if not named:
+        return default
+    templates = named if default is None else {"default": default, **named}
+    return [{"name": name, "template": each} for name, each in templates.items()]
