@@ -5,13 +5,14 @@ from functools import cached_property
 from typing import Any
 
 from coordinator.tokenizer import Tokenizer
-from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
+from coordinator.tools.call_formats import HERMES, CallFormat
 from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
+from coordinator.tools.call_probe import FoundCalls, find_calls
 from coordinator.tools.offered_tools import NONE, Tools
 from coordinator.tools.reasoning import ReasoningMarks, ReasoningReader, find_marks, with_reasoning
 from coordinator.tools.roles import Roles
-from coordinator.tools.tool_messages import Message, renders_calls, renders_tools, to_template, write_out
+from coordinator.tools.tool_messages import Message, renders_tools, to_template, write_out
 from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
 
@@ -20,11 +21,17 @@ class Chats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    @cached_property
+    @property
     def call_format(self) -> CallFormat:
+        """Raises InvalidArgument if the model's calls have no form that is known."""
+        return self._calls.known()
+
+    @cached_property
+    def _calls(self) -> FoundCalls:
+        """Returns how calls are written. The template is asked once, where tools or calls are first in a chat."""
         if not self._renders_tools:
-            return HERMES
-        return find_call_format(self._tokenizer.chat_template, self._tokenizer.vocabulary)
+            return FoundCalls(HERMES, writes_calls=True)
+        return find_calls(self._tokenizer.render_chat, self._tokenizer.chat_template or "", self._tokenizer.vocabulary)
 
     def template_input(
         self, messages: Sequence[Message], tools: Tools | None
@@ -40,7 +47,9 @@ class Chats:
             tools = None
         if not self._renders_tools:
             return write_out(messages, tools), {}
-        written = to_template(messages, self.call_format, not self._renders_calls)
+        if tools is not None:
+            self._calls.known()
+        written = to_template(messages, self._calls.format or HERMES, self._calls.writes_calls)
         return written, {} if tools is None else {"tools": tools.for_template}
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
@@ -49,7 +58,7 @@ class Chats:
 
     def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> CallGrammar:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
-        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
+        return make_call_grammar(tools, self.call_format, self._tokens, answer)
 
     def with_reasoning(self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int]) -> list[Rules]:
         """Puts reasoning before what an answer's rules allow."""
@@ -67,7 +76,7 @@ class Chats:
         reasoning = None
         if self._reasoning_marks is not None and opens_reasoning is not None:
             reasoning = ReasoningReader(self._reasoning_marks, opens_reasoning)
-        return AnswerReader(parser, self._special_call_marks, reasoning)
+        return AnswerReader(parser, {} if tools is None else self._special_call_marks, reasoning)
 
     @cached_property
     def _roles(self) -> Roles:
@@ -80,13 +89,25 @@ class Chats:
     @cached_property
     def _special_call_marks(self) -> dict[int, str]:
         """Returns the special tokens among the format's marks, which are no text."""
-        marks = (self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
-        ids = {self._tokenizer.special_id(mark): mark for mark in marks if mark}
-        return {token: mark for token, mark in ids.items() if token is not None}
+        call_format = self.call_format
+        texts = (call_format.optional_begin, call_format.calls_begin, call_format.head, call_format.middle, call_format.tail,
+                 call_format.separator, call_format.calls_end, *call_format.arguments.marks)  # fmt: skip
+        written = "\n".join(texts)
+        return {
+            token: name
+            for name, token in self._tokens.items()
+            if name in written and self._tokenizer.special_id(name) == token
+        }
 
     @cached_property
-    def _renders_calls(self) -> bool:
-        return renders_calls(self._tokenizer.render_chat, self.call_format)
+    def _tokens(self) -> dict[str, int]:
+        """Returns the tokens that match no text in a grammar."""
+        added = self._tokenizer.backend.get_added_tokens_decoder()
+        return {
+            str(token): token_id
+            for token_id, token in added.items()
+            if token.special or (str(token).startswith("<") and str(token).endswith(">"))
+        }
 
     @cached_property
     def _renders_tools(self) -> bool:

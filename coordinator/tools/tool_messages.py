@@ -6,19 +6,21 @@ words of Hermes, and HERMES is the format of the calls. A template that renders 
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from coordinator.json_text import load_json
-from coordinator.tools.call_formats import HERMES, CallFormat
+from coordinator.tools.call_formats import FUNCTION_IDS, HERMES, SHORT_IDS, CallFormat, WrittenCall
 from coordinator.tools.offered_tools import Tools
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
 _SHORT_ID_CHARACTERS = 9
-_PROBE_NAME, _PROBE_ARGUMENT = "paceline_probe", "paceline_argument"
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+_PROBE_NAME = "paceline_probe"
 _PROBE = {"name": _PROBE_NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
 _TOOLS_TEXT = """# Tools
 
@@ -66,26 +68,15 @@ def renders_tools(render: Callable[[list[dict[str, Any]], dict[str, Any]], str])
     return _PROBE_NAME in text
 
 
-def renders_calls(render: Callable[[list[dict[str, Any]], dict[str, Any]], str], call_format: CallFormat) -> bool:
-    """Returns whether a chat template that renders tools also renders calls, or refuses to be asked."""
-    call = Call("call_0", _PROBE_NAME, json.dumps({_PROBE_ARGUMENT: 1}))
-    chat = [Message("user", "x"), Message("assistant", "", (call,)), Message("tool", "x", tool_call_id=call.id)]
-    try:
-        text = render(to_template(chat, call_format), {"tools": [{"type": "function", "function": _PROBE}]})
-    except InvalidArgument:
-        return True
-    return _PROBE_ARGUMENT in text
-
-
 def to_template(
     messages: Sequence[Message], call_format: CallFormat, writes_calls: bool = False
 ) -> list[dict[str, Any]]:
     """Returns messages for a template that renders tools. `writes_calls`: as part of the content. Raises InvalidArgument."""
-    make_id = _short_id if call_format.has_short_ids else str
-    named = _named(messages)
+    named = list(_named(messages))
+    ids = _template_ids(named, call_format)
     if writes_calls:
-        named = (replace(each, content=_with_calls(each, call_format), calls=()) for each in named)
-    return [_to_template(each, make_id) for each in named]
+        named = [replace(each, content=_with_calls(each, call_format), calls=()) for each in named]
+    return [_to_template(each, ids, call_format.takes_text) for each in named]
 
 
 def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str, Any]]:
@@ -130,15 +121,19 @@ def _named(messages: Sequence[Message]) -> Iterator[Message]:
         yield replace(message, name=message.name or names.get(message.tool_call_id, "")) if is_tool else message
 
 
-def _to_template(message: Message, make_id: Callable[[str], str]) -> dict[str, Any]:
+def _to_template(message: Message, ids: dict[str, str], takes_text: bool) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         rendered["tool_calls"] = [
-            {"id": make_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            {
+                "id": ids[call.id],
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call, takes_text)},
+            }
             for call in message.calls
         ]
     if message.tool_call_id:
-        rendered["tool_call_id"] = make_id(message.tool_call_id)
+        rendered["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
     if message.name:
         rendered["name"] = message.name
     if message.reasoning:
@@ -146,8 +141,24 @@ def _to_template(message: Message, make_id: Callable[[str], str]) -> dict[str, A
     return rendered
 
 
-def _arguments(call: Call) -> dict[str, Any] | str:
+def _template_ids(messages: Sequence[Message], call_format: CallFormat) -> dict[str, str]:
+    """Returns the ids that the template takes, by those of the client."""
+    given = [call.id for each in messages for call in each.calls] + [
+        each.tool_call_id for each in messages if each.tool_call_id
+    ]
+    if call_format.ids == SHORT_IDS:
+        return {each: _short_id(each) for each in given}
+    ids = {each: each for each in given}
+    if call_format.ids == FUNCTION_IDS:
+        calls = [call for each in messages for call in each.calls]
+        ids |= {call.id: f"functions.{call.name}:{at}" for at, call in enumerate(calls)}
+    return ids
+
+
+def _arguments(call: Call, takes_text: bool = False) -> dict[str, Any] | str:
     """Returns an object where it can: templates write it as the model did, and text once more as a JSON string."""
+    if takes_text:
+        return call.arguments if call.arguments.strip() not in ("", "null") else "{}"
     # Clients send a call without arguments so, too.
     if call.arguments.strip() in ("", "null"):
         return {}
@@ -159,20 +170,8 @@ def _with_calls(message: Message, call_format: CallFormat) -> str:
     """Returns a message's content, and after it its calls as the model writes them."""
     if not message.calls:
         return message.content
-    begin, end = call_format.begin + call_format.opening, call_format.closing + call_format.end
-    calls = [_written_call(each, call_format) for each in message.calls]
-    if call_format.marks_each:
-        written = call_format.separator.join(f"{begin}{call}{end}" for call in calls)
-    else:
-        written = f"{begin}{call_format.separator.join(calls)}{end}"
-    return f"{message.content}\n{written}" if message.content else written
-
-
-def _written_call(call: Call, call_format: CallFormat) -> str:
-    arguments = _arguments(call)
-    if call_format.arguments_marker:
-        return f"{call.name}{call_format.arguments_marker}{_dump(arguments)}"
-    return _dump({"name": call.name, call_format.arguments_key: arguments})
+    written = call_format.write([WrittenCall(each.name, _arguments(each), each.id) for each in message.calls])
+    return f"{message.content}{call_format.text_separator}{written}" if message.content else written
 
 
 def _dump(value: Any) -> str:
@@ -180,4 +179,6 @@ def _dump(value: Any) -> str:
 
 
 def _short_id(call_id: str) -> str:
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARACTERS]

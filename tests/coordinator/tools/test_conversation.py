@@ -8,8 +8,9 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
+from coordinator.tools.call_probe import find_calls, probe_calls
 from coordinator.tools.offered_tools import Tools
-from coordinator.tools.tool_messages import Call, Message, renders_calls, renders_tools, to_template, write_out
+from coordinator.tools.tool_messages import Call, Message, renders_tools, to_template, write_out
 from paceline.errors import InvalidArgument
 
 CALL = Call("call_1", "get", '{"a":"é <b>","n": 1.5}')
@@ -29,7 +30,7 @@ def render_with(template: str) -> Any:
     def render(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         try:
             (text,), _ = render_jinja_template([messages], chat_template=template, **options)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise InvalidArgument("chat.messages", str(error)) from error
         return str(text)
 
@@ -84,7 +85,8 @@ WRITTEN = {
 def test_calls_that_a_template_drops_are_written_out(call_format: CallFormat) -> None:
     render = render_with(DROPS_CALLS)
     assert renders_tools(render)
-    assert not renders_calls(render, call_format)
+    assert probe_calls(render) is None
+    assert find_calls(render, call_format.begin + call_format.middle, ()).writes_calls
     text = render(to_template(CHAT, call_format, writes_calls=True), {})
     assert text == (
         f"system:Be brief.\nuser:Go.\nassistant:{WRITTEN[call_format.name]}\ntool:one\ntool:two\nassistant:Done.\n"
@@ -92,10 +94,10 @@ def test_calls_that_a_template_drops_are_written_out(call_format: CallFormat) ->
 
 
 def test_a_template_that_renders_calls_keeps_them() -> None:
-    assert renders_calls(render_with(TEMPLATE), HERMES)
+    assert not find_calls(render_with(TEMPLATE), "<tool_call>", ()).writes_calls
     # Nor is one judged that wants another chat.
-    refuses = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}" + DROPS_CALLS
-    assert renders_calls(render_with(refuses), HERMES)
+    refuses = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}" + DROPS_CALLS
+    assert not find_calls(render_with(refuses), "<tool_call>", ()).writes_calls
 
 
 def test_mistrals_templates_get_short_ids() -> None:
