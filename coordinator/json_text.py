@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def load_json(text: str) -> Any:
     """Returns None if it is not JSON, or JSON that UTF-8 can't hold."""
     try:
-        loaded = json.loads(text, parse_constant=_refuse)
+        loaded = json.loads(text, parse_constant=refuse_constant)
         # An escape may be a lone surrogate.
         if _SURROGATE.search(text):
             json.dumps(loaded, ensure_ascii=False).encode()
@@ -25,6 +25,6 @@ def load_json(text: str) -> Any:
     return loaded
 
 
-def _refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
     """Python reads NaN and Infinity, which are not JSON."""
     raise ValueError(constant)

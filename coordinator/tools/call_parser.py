@@ -1,5 +1,6 @@
 """Reads tool calls in the text that a model writes, as it comes."""
 
+import enum
 import hashlib
 import json
 import re
@@ -7,14 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from coordinator.tools.call_formats import CallFormat
-from coordinator.tools.json_scanner import SPACE, JsonScanner, Reading
-from coordinator.tools.offered_tools import Tools
+from coordinator.tools.call_arguments.json_arguments import JsonArguments
+from coordinator.tools.call_arguments.reader import ArgumentsReader
+from coordinator.tools.call_formats import ID, INDEX, SLOTS, CallFormat, Envelope
+from coordinator.tools.json_scanner import SPACE, Reading
+from coordinator.tools.offered_tools import Tools, parameters_of
 from paceline.results import ToolCallDelta
 
 FENCE = "```"
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+# Of a call as an object, where the format's calls are none.
+_KEYS = ("name", "arguments")
+_SLOT = re.compile(r"[A-Za-z0-9_-]+")
 _WHITE = " \t\r\n"
 
 
@@ -27,7 +33,13 @@ class ContentDelta:
 Delta = ContentDelta | ToolCallDelta
 
 
-class CallParser(JsonScanner):
+class Taking(enum.Enum):
+    """What becomes of text that is taken: it may be content, it is JSON of the arguments, or nothing."""
+
+    HELD, ARGUMENTS, NOTHING = range(3)
+
+
+class CallParser(ArgumentsReader):
     """Splits one message into content and calls; what is not a call of one of the tools is content.
 
     It takes special tokens as text. White space around calls belongs to neither. `has_whole_call`: the arguments of at
@@ -38,18 +50,22 @@ class CallParser(JsonScanner):
     def __init__(self, tools: Tools, call_format: CallFormat, request_id: str, choice: int = 0) -> None:
         super().__init__()
         self.has_whole_call = False
-        self._names = tools.names
+        self._schemas = {each["name"]: parameters_of(each) for each in tools.functions}
         self._format = call_format
+        self._envelope = call_format.envelope
+        self._begin = call_format.begin
         self._id_prefix = f"{request_id}/{choice}"
-        self._plain = re.compile(f"[^{re.escape(call_format.begin[0] + FENCE[0])}]+")
+        self._plain = re.compile(f"[^{re.escape(self._begin[:1] + FENCE[0])}]+")
         self._num_calls = 0
+        self._ids = set[str]()
         self._follows_call = False
         # Text taken that may turn out to be part of a call.
         self._held: list[str] = []
         # White space that belongs to the content if content follows.
         self._space: list[str] = []
-        self._streams_arguments = False
-        self._is_cut = False
+        self._taking = Taking.HELD
+        # The text was cut within a word of the format.
+        self._ends_in_frame = False
         self._deltas: list[Delta] = []
         self._reading = self._message()
 
@@ -66,10 +82,20 @@ class CallParser(JsonScanner):
         return self._advance("", is_whole=True)
 
     def take(self, text: str) -> None:
-        if self._streams_arguments:
-            self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=text))
-        else:
+        if self._taking is Taking.ARGUMENTS:
+            self.emit(text)
+        elif self._taking is Taking.HELD:
             self._held.append(text)
+
+    def emit(self, json_text: str) -> None:
+        if json_text:
+            self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=json_text))
+
+    def pass_value(self) -> Reading[bool]:
+        self._taking = Taking.ARGUMENTS
+        is_whole = yield from self.take_value()
+        self._taking = Taking.NOTHING
+        return is_whole
 
     def _advance(self, piece: str, is_whole: bool) -> list[Delta]:
         self.grow(piece, is_whole)
@@ -81,13 +107,13 @@ class CallParser(JsonScanner):
         yield from self._beginning()
         self._release()
         while (yield from self.peek()):
-            if (yield from self.take_next(self._format.begin)):
-                yield from self._calls()
+            if (yield from self.take_next(self._begin)):
+                yield from self._calls(self._begin)
                 if self._is_cut:
                     self._drop_frame()
             elif self._format.is_loose and self._num_calls == 0 and (yield from self.take_next(FENCE)):
                 yield from self._fenced_calls()
-            elif self._is_cut and self._format.begin.startswith(self._text[self._at :]):
+            elif self._is_cut and self._begin.startswith(self._text[self._at :]):
                 self._at = len(self._text)
             else:
                 yield from self._take_some()
@@ -96,50 +122,120 @@ class CallParser(JsonScanner):
             self._deltas.append(ContentDelta(space))
 
     def _beginning(self) -> Reading[None]:
-        """Reads calls without a marker where the message begins."""
+        """Reads calls without a mark where the message begins."""
         yield from self.take_run(SPACE)
         character = yield from self.peek()
-        if self._format.is_bare and character == "{":
-            yield from self._calls()
+        if self._format.is_bare and character and self._format.opening.startswith(character):
+            yield from self._calls("")
+            if self._is_cut and self._follows_call:
+                self._drop_frame()
         elif self._format.is_loose and character in ("{", "["):
             calls = yield from self._loose_calls()
             if not (yield from self.peek()):
                 self._emit(calls)
 
-    def _calls(self) -> Reading[None]:
-        """Reads the calls after a begin marker."""
-        separator = "" if self._format.marks_each else self._format.separator.strip()
-        yield from self.take_run(SPACE)
-        if self._format.is_list:
-            yield from self.take_next("[")
+    def _calls(self, mark: str) -> Reading[None]:
+        """Reads the calls after a begin mark, which may be none."""
+        envelope, separator = self._envelope, self._format.separator.strip()
+        head = self._format.head if envelope is None else envelope.before
+        opening = (self._format.calls_begin.removeprefix(self._format.optional_begin) + head).removeprefix(mark)
         while True:
-            is_whole = yield from (self._named_call() if self._format.arguments_marker else self._object(None))
-            if not is_whole:
+            call = self._named_call(opening) if envelope is None else self._wrapped_call(opening, envelope)
+            if not (yield from call):
                 return
             self._held.clear()
             yield from self.take_run(SPACE)
-            if not (yield from self.take_next(separator)):
+            if self._format.marks_each:
+                # The next one is found by its mark.
+                return
+            if not (yield from self._continues(head, separator)):
                 break
-            yield from self.take_run(SPACE)
-        for mark in ("]" if self._format.is_list else "", self._format.end):
-            yield from self.take_next(mark)
-            yield from self.take_run(SPACE)
+            opening = head
+        yield from self._take_words(self._format.calls_end)
+        yield from self.take_run(SPACE)
         self._held.clear()
 
+    def _continues(self, head: str, separator: str) -> Reading[bool]:
+        """Takes what is between two calls, if another one follows."""
+        if separator:
+            is_next = yield from self._expect(separator)
+            yield from self.take_run(SPACE)
+            return is_next
+        if first := SLOTS.split(head)[0].split() or ["{"] * (self._envelope is not None):
+            return bool((yield from self.sees(first[0])))
+        last = self._format.calls_end.split()[:1]
+        if (yield from self.sees(*last)) or not (yield from self.peek()):
+            return False
+        self._ends_in_frame |= self.ends_in(*last)
+        return not self._ends_in_frame
+
     def _drop_frame(self) -> None:
-        """Drops an incomplete call, or an incomplete mark after one, at the end of the text."""
-        rest = self._text[self._at :]
-        if any(mark.startswith(rest) for mark in (self._format.end, self._format.arguments_marker)):
+        """Drops an incomplete call, or an incomplete mark in or after one, at the end of the text."""
+        if self._ends_in_frame or self.ends_in(self._begin, *self._format.head.split()[:1]):
             self._at = len(self._text)
             self._held.clear()
 
-    def _named_call(self) -> Reading[bool]:
-        """Reads a name, the arguments' marker and the arguments."""
+    def _expect(self, word: str) -> Reading[bool]:
+        """Takes a word of the format, if it comes next."""
+        if (yield from self.take_next(word)):
+            return True
+        self._ends_in_frame |= self._is_cut and word.startswith(self._text[self._at :])
+        return False
+
+    def _take_words(self, text: str) -> Reading[bool]:
+        """Takes a text of the format, whatever white space is between its words; returns whether all of it has come."""
+        for word in text.split():
+            yield from self.take_run(SPACE)
+            if not (yield from self._expect(word)):
+                return False
+        return True
+
+    def _take_filled(self, text: str) -> Reading[str | None]:
+        """Takes a text of the format with its slots. Returns the id in it, or ""; None if something else has come."""
+        call_id = ""
+        for part in SLOTS.split(text):
+            if part in (ID, INDEX):
+                written = yield from self.take_run(_SLOT)
+                if not written:
+                    return None
+                call_id = written if part == ID else call_id
+            elif not (yield from self._take_words(part)):
+                return None
+        yield from self.take_run(SPACE)
+        return call_id
+
+    def _named_call(self, opening: str) -> Reading[bool]:
+        """Reads a call's texts, its name and its arguments."""
+        call_id = yield from self._take_filled(opening)
+        if call_id is None:
+            return False
         name = yield from self.take_run(_NAME)
-        if name not in self._names or not (yield from self.take_next(self._format.arguments_marker)):
+        if name not in self._schemas:
+            return False
+        if self.ends_in():
+            # Maybe within the name.
+            return False
+        written = yield from self._take_middle()
+        if written is None or not (yield from self._stream_call(name, call_id or written)):
+            return False
+        yield from self._take_filled(self._format.tail)
+        return True
+
+    def _take_middle(self) -> Reading[str | None]:
+        """Takes what is between name and arguments; white space at its end may belong to an argument."""
+        found = yield from self._take_filled(self._format.middle)
+        if found is not None and isinstance(self._format.arguments, JsonArguments) and (yield from self.peek()) != "{":
+            return None
+        return found
+
+    def _wrapped_call(self, opening: str, envelope: Envelope) -> Reading[bool]:
+        if not (yield from self._take_words(opening)):
             return False
         yield from self.take_run(SPACE)
-        return (yield from self.peek()) == "{" and (yield from self._stream_call(name))
+        if not (yield from self._object(None)):
+            return False
+        yield from self._take_words(envelope.after)
+        return True
 
     def _object(self, calls: list[tuple[str, str]] | None) -> Reading[bool]:
         """Reads a call as an object, whose members have any order; returns whether it is one.
@@ -147,16 +243,19 @@ class CallParser(JsonScanner):
         Adds it to `calls`, or emits it as soon as its name is known.
         """
         name = arguments = None
+        name_key, arguments_key = (
+            _KEYS if self._envelope is None else (self._envelope.name_key, self._envelope.arguments_key)
+        )
         mark = "{"
         while (yield from self.take_next(mark)):
             key = yield from self._key()
-            if key == "name" and name is None:
+            if key == name_key and name is None:
                 name = yield from self.take_string()
-                if name not in self._names:
+                if name is None or name not in self._schemas:
                     return False
                 if calls is None and arguments is not None:
                     self._emit([(name, arguments)])
-            elif key == self._format.arguments_key and arguments is None:
+            elif key == arguments_key and arguments is None:
                 if (yield from self.peek()) != "{":
                     return False
                 if calls is None and name is not None:
@@ -190,11 +289,11 @@ class CallParser(JsonScanner):
         yield from self.take_run(SPACE)
         return key
 
-    def _stream_call(self, name: str) -> Reading[bool]:
-        self._open(name)
-        self._streams_arguments = True
-        is_whole = yield from self.take_value()
-        self._streams_arguments = False
+    def _stream_call(self, name: str, call_id: str = "") -> Reading[bool]:
+        self._open(name, call_id)
+        self._taking = Taking.NOTHING
+        is_whole = yield from self._format.arguments.read(self, self._schemas[name], self._format.tail)
+        self._taking = Taking.HELD
         self.has_whole_call |= is_whole
         return is_whole
 
@@ -206,7 +305,7 @@ class CallParser(JsonScanner):
         if not calls or (not (yield from self.take_next(FENCE)) and (yield from self.peek())):
             return
         start = len(self._held)
-        while (yield from self.peek()) and not (yield from self.sees(FENCE, self._format.begin)):
+        while (yield from self.peek()) and not (yield from self.sees(FENCE, self._begin)):
             yield from self._take_some()
         if not (yield from self.peek()):
             rest = "".join(self._held[start:])
@@ -247,9 +346,12 @@ class CallParser(JsonScanner):
             self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=arguments))
             self.has_whole_call = True
 
-    def _open(self, name: str) -> None:
-        digest = hashlib.sha256(f"{self._id_prefix}/{self._num_calls}".encode()).hexdigest()
-        self._deltas.append(ToolCallDelta(self._num_calls, f"call_{digest[:24]}", name))
+    def _open(self, name: str, call_id: str = "") -> None:
+        """`call_id`: as the model wrote it, which is kept so that the next prompt has it too."""
+        if not call_id or call_id in self._ids:
+            call_id = f"call_{hashlib.sha256(f'{self._id_prefix}/{self._num_calls}'.encode()).hexdigest()[:24]}"
+        self._ids.add(call_id)
+        self._deltas.append(ToolCallDelta(self._num_calls, call_id, name))
         self._num_calls += 1
         self._follows_call = True
         self._space.clear()

@@ -8,14 +8,23 @@ from coordinator.answer_reader import AnswerReader
 from coordinator.reasoning_marks import placed
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.answer_format import AnswerFormat
-from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
+from coordinator.tools.call_formats import FUNCTION_IDS, HERMES, CallFormat
 from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
+from coordinator.tools.call_probe import FoundCalls, find_calls
 from coordinator.tools.harmony import Harmony
 from coordinator.tools.offered_tools import NONE, Tools
 from coordinator.tools.reasoning import CodedMarks, ReasoningReader, with_reasoning
 from coordinator.tools.template_fit import TemplateFit
-from coordinator.tools.tool_messages import PROBE_TOOLS, Message, renders_tools, to_template, write_calls, write_out
+from coordinator.tools.tool_messages import (
+    PROBE_TOOLS,
+    Message,
+    renders_tools,
+    to_template,
+    with_function_ids,
+    write_calls,
+    write_out,
+)
 from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
 
@@ -27,11 +36,17 @@ class Chats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    @cached_property
+    @property
     def call_format(self) -> CallFormat:
+        """Raises InvalidArgument if the model's calls have no form that is known."""
+        return self._calls.known()
+
+    @cached_property
+    def _calls(self) -> FoundCalls:
+        """Returns how calls are written. The template is asked once, where tools or calls are first in a chat."""
         if not self._renders_tools:
-            return HERMES
-        return find_call_format(self._tokenizer.chat_template, self._tokenizer.vocabulary)
+            return FoundCalls(HERMES)
+        return find_calls(self._tokenizer.render_chat, self._tokenizer.chat_template or "", self._tokenizer.vocabulary)
 
     def template_input(
         self, messages: Sequence[Message], tools: Tools | None
@@ -40,7 +55,7 @@ class Chats:
         written, options = self._written(messages, tools)
         if self._answer_format is not None:
             written, options = self._answer_format.fit(written, options)
-        fitted = self._fit_to(bool(options)).fit(written)
+        fitted = self._with_ids(self._fit_to(bool(options)).fit(written))
         return [self._with_placed_reasoning(each) for each in fitted], options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -50,6 +65,8 @@ class Chats:
             tools = None
         if tools is not None and not self._renders_tools:
             return write_out(messages, tools), {}
+        if tools is not None and self._answer_format is None:
+            self._calls.known()
         written = to_template(messages)
         return written, {} if tools is None else {"tools": tools.for_template}
 
@@ -72,7 +89,7 @@ class Chats:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
         if self._answer_format is not None:
             return self._answer_format.call_grammar(tools, answer)
-        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
+        return make_call_grammar(tools, self.call_format, self._tokens, answer)
 
     def with_reasoning(
         self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int], tools: Tools | None = None
@@ -96,7 +113,7 @@ class Chats:
         reasoning = None
         if self._reasoning_marks is not None and opens_reasoning is not None:
             reasoning = ReasoningReader(self._reasoning_marks, opens_reasoning)
-        return MarkedReader(parser, self._special_call_marks, reasoning)
+        return MarkedReader(parser, {} if tools is None else self._special_call_marks, reasoning)
 
     @cached_property
     def _answer_format(self) -> AnswerFormat | None:
@@ -108,14 +125,27 @@ class Chats:
 
     @cached_property
     def _fit_with_tools(self) -> TemplateFit:
-        return TemplateFit(lambda chat: self._tokenizer.render_chat(chat, PROBE_TOOLS), self._write_calls)
+        return TemplateFit(lambda chat: self._render(chat, PROBE_TOOLS), self._write_calls)
 
     @cached_property
     def _fit_without_tools(self) -> TemplateFit:
-        return TemplateFit(lambda chat: self._tokenizer.render_chat(chat, {}), self._write_calls)
+        return TemplateFit(lambda chat: self._render(chat, {}), self._write_calls)
+
+    def _render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        return self._tokenizer.render_chat(self._with_ids(messages), options)
+
+    def _with_ids(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns messages with the ids that the template takes, where these follow from the calls."""
+        has_calls = any("tool_calls" in each for each in messages)
+        return with_function_ids(messages) if has_calls and self._written_format.ids == FUNCTION_IDS else messages
 
     def _write_calls(self, message: dict[str, Any]) -> str:
-        return write_calls(message, self.call_format)
+        return write_calls(message, self._written_format)
+
+    @property
+    def _written_format(self) -> CallFormat:
+        """Returns the format in which calls are written; that of Hermes if it is unknown."""
+        return self._calls.format or HERMES
 
     @cached_property
     def _reasoning_marks(self) -> CodedMarks | None:
@@ -125,9 +155,25 @@ class Chats:
     @cached_property
     def _special_call_marks(self) -> dict[int, str]:
         """Returns the special tokens among the format's marks, which are no text."""
-        marks = (self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
-        ids = {self._tokenizer.special_id(mark): mark for mark in marks if mark}
-        return {token: mark for token, mark in ids.items() if token is not None}
+        call_format = self.call_format
+        texts = (call_format.optional_begin, call_format.calls_begin, call_format.head, call_format.middle, call_format.tail,
+                 call_format.separator, call_format.calls_end, *call_format.arguments.marks)  # fmt: skip
+        written = "\n".join(texts)
+        return {
+            token: name
+            for name, token in self._tokens.items()
+            if name in written and self._tokenizer.special_id(name) == token
+        }
+
+    @cached_property
+    def _tokens(self) -> dict[str, int]:
+        """Returns the tokens that match no text in a grammar."""
+        added = self._tokenizer.backend.get_added_tokens_decoder()
+        return {
+            str(token): token_id
+            for token_id, token in added.items()
+            if token.special or (str(token).startswith("<") and str(token).endswith(">"))
+        }
 
     @cached_property
     def _renders_tools(self) -> bool:

@@ -3,7 +3,8 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import cache
 from typing import TypeVar
 
 from coordinator.json_text import WHITESPACE
@@ -20,6 +21,12 @@ _WORD = re.compile(r"[-+.0-9A-Za-z]+")
 _CLOSING = {"{": "}", "[": "]"}
 
 
+@cache
+def run_without(characters: str) -> re.Pattern[str]:
+    """Returns a run of other characters."""
+    return re.compile(f"[^{re.escape(characters)}]+")
+
+
 class JsonScanner(ABC):
     """A cursor in a text that grows. What it takes goes to `take`."""
 
@@ -27,6 +34,8 @@ class JsonScanner(ABC):
         self._text = ""
         self._at = 0
         self._is_whole = False
+        # The text ends where it was cut, maybe within a mark.
+        self._is_cut = False
 
     def grow(self, piece: str, is_whole: bool = False) -> None:
         self._text = self._text[self._at :] + piece
@@ -93,6 +102,54 @@ class JsonScanner(ABC):
             return str(json.loads("".join(written), strict=False))
         except ValueError:
             return None
+
+    def take_until(self, marks: tuple[str, ...], num_taken: int, on_text: Callable[[str], None]) -> Reading[bool]:
+        """Takes a text up to the first of `marks`, and `num_taken` characters of that; returns whether one has come.
+
+        `on_text`: gets the text as it comes.
+        """
+        while True:
+            found = [at for mark in marks if (at := self._text.find(mark, self._at)) >= 0]
+            is_over = self._is_whole and not self._is_cut
+            end = min(found, default=len(self._text) if is_over else self._safe_end(marks))
+            if text := self._text[self._at : end]:
+                self._take_to(end)
+                on_text(text)
+            if found:
+                self._take_to(end + num_taken)
+                return True
+            if self._is_whole:
+                self._take_to(len(self._text))
+                return False
+            yield
+
+    def ends_in(self, *words: str) -> bool:
+        """Returns whether the text was cut within one of these words, or before it, and takes what is there of that."""
+        rest = self._text[self._at :]
+        if not (self._is_whole and self._is_cut) or (rest and not any(word.startswith(rest) for word in words)):
+            return False
+        self._take_to(len(self._text))
+        return True
+
+    def _safe_end(self, marks: tuple[str, ...]) -> int:
+        """Returns where a mark may begin that has not come as a whole."""
+        end = len(self._text)
+        for start in range(max(self._at, end - max(map(len, marks)) + 1), end):
+            if any(mark.startswith(self._text[start:]) for mark in marks):
+                return start
+        return end
+
+    def take_escaped(self, quote: str, on_text: Callable[[str], None]) -> Reading[bool]:
+        """Takes the rest of a string with its closing quote; returns whether that has come. `on_text`: gets it without."""
+        plain = run_without(quote + "\\")
+        while (character := (yield from self.peek())) not in (quote, ""):
+            if character == "\\":
+                yield from self.take_character()
+                escaped = yield from self.take_character()
+                on_text(character + escaped if escaped else "")
+            else:
+                on_text(self.take_at_hand(plain))
+        return (yield from self.take_next(quote))
 
     def take_value(self) -> Reading[bool]:
         """Takes an object, a list, a string or one word; returns whether it has an end."""

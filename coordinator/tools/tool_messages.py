@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from coordinator.json_text import load_json
-from coordinator.tools.call_formats import HERMES, CallFormat
+from coordinator.tools.call_formats import HERMES, CallFormat, WrittenCall
 from coordinator.tools.offered_tools import Tools
 from paceline.checks import require
 from paceline.errors import InvalidArgument
@@ -72,11 +72,25 @@ def to_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return list(map(_to_template, _named(messages)))
 
 
+def with_function_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gives calls the ids `functions.NAME:INDEX`, which some templates write as all that tells the name."""
+    calls = [call for each in messages for call in each.get("tool_calls", ())]
+    ids = {call["id"]: f"functions.{call['function']['name']}:{at}" for at, call in enumerate(calls)}
+    renamed: list[dict[str, Any]] = []
+    for message in messages:
+        if "tool_calls" in message:
+            message = message | {"tool_calls": [call | {"id": ids[call["id"]]} for call in message["tool_calls"]]}
+        elif message.get("tool_call_id") in ids:
+            message = message | {"tool_call_id": ids[message["tool_call_id"]]}
+        renamed.append(message)
+    return renamed
+
+
 def write_calls(message: dict[str, Any], call_format: CallFormat) -> str:
     """Returns the content of a message for a template, and after it its calls as the model writes them."""
-    functions = [each["function"] for each in message["tool_calls"]]
-    calls = (Call("", each["name"], _as_json(each["arguments"])) for each in functions)
-    return _with_calls(Message(message["role"], message["content"], tuple(calls)), call_format)
+    calls = [(each["id"], each["function"]) for each in message["tool_calls"]]
+    written = (Call(call_id, each["name"], _as_json(each["arguments"])) for call_id, each in calls)
+    return _with_calls(Message(message["role"], message["content"], tuple(written)), call_format)
 
 
 def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str, Any]]:
@@ -168,20 +182,8 @@ def _with_calls(message: Message, call_format: CallFormat) -> str:
     """Returns a message's content, and after it its calls as the model writes them."""
     if not message.calls:
         return message.content
-    begin, end = call_format.begin + call_format.opening, call_format.closing + call_format.end
-    calls = [_written_call(each, call_format) for each in message.calls]
-    if call_format.marks_each:
-        written = call_format.separator.join(f"{begin}{call}{end}" for call in calls)
-    else:
-        written = f"{begin}{call_format.separator.join(calls)}{end}"
-    return f"{message.content}\n{written}" if message.content else written
-
-
-def _written_call(call: Call, call_format: CallFormat) -> str:
-    arguments = _arguments(call)
-    if call_format.arguments_marker:
-        return f"{call.name}{call_format.arguments_marker}{_dump(arguments)}"
-    return _dump({"name": call.name, call_format.arguments_key: arguments})
+    written = call_format.write([WrittenCall(each.name, _arguments(each), each.id) for each in message.calls])
+    return f"{message.content}{call_format.text_separator}{written}" if message.content else written
 
 
 def _dump(value: Any) -> str:

@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import paceline
-from paceline.cli import bench, chat, demo, distill, generate, key, models, plan, up
+from paceline.cli import bench, chat, chat_template, demo, distill, generate, key, models, plan, up
 from paceline.cli.command import Command, field_of
 from paceline.cli.printing import VISIBLE
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
@@ -57,6 +57,7 @@ for _command, _short_help in (
     (up.up, "Starts the services on this machine."),
     (generate.generate, "Streams text: one PROMPT, or a file of them."),
     (chat.chat, "Talks with the target model."),
+    (chat_template.chat_template, "Shows what a model's chat template does."),
     (models.pull, "Fetches models by name."),
     (models.models, "Lists the models known by name."),
     (demo.demo, "Shows and times speculation, from nothing."),
@@ -65,7 +66,7 @@ for _command, _short_help in (
     (key.key, "Makes an API key."),
     (distill.distill, "Makes a small draft for a target."),
 ):
-    app.command(name=_command.__name__, cls=Command, short_help=_short_help)(_at_home(_command))
+    app.command(name=_command.__name__.replace("_", "-"), cls=Command, short_help=_short_help)(_at_home(_command))
 
 
 def _show_version(wanted: bool) -> None:

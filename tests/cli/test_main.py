@@ -12,7 +12,7 @@ import pytest
 import paceline as package
 from tests.services import Trio
 
-COMMANDS = ("up", "generate", "chat", "demo", "plan", "bench", "key", "distill")
+COMMANDS = ("up", "generate", "chat", "demo", "plan", "bench", "key", "distill", "chat-template")
 
 
 def run_with(encoding: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -107,7 +107,7 @@ def load_model(
     if source.model_type in MULTIMODAL:
         source, tensors = text_part(source, tensors)
     lender = getattr(source, LENDER_KEY, None)
-    files = _read_tokenizer_files(name, folder)
+    files = read_tokenizer_files(name, folder)
     if lender is not None:
         # A distilled draft uses its target's embedding, head and tokenizer, so its folder does not store them.
         if not isinstance(lender, str) or folder.resolve() in borrowers:
@@ -136,8 +136,8 @@ def load_model(
     return LoadedModel(name, config, tensors, files, fingerprint, mtp)
 
 
-def _read_tokenizer_files(name: str, folder: Path) -> dict[str, bytes]:
-    """Returns the files, with all chat templates in one of them."""
+def read_tokenizer_files(name: str, folder: Path) -> dict[str, bytes]:
+    """Returns the files of a folder's tokenizer by name, with all chat templates in one of them. Raises ConfigError."""
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
     named = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))}
     of_processor = folder / PROCESSOR_TEMPLATE

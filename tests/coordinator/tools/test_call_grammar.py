@@ -55,6 +55,10 @@ class Vocabulary:
         texts = {self.engine.decode_bytes([token]): token for token in ids if not self.engine.is_special_token(token)}
         return texts | {name.encode(): token for name in MARKERS if (token := self.special_id(name)) is not None}
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        return {name: token for name in MARKERS if (token := self.special_id(name)) is not None}
+
     def special_id(self, name: str) -> int | None:
         token = self.backend.token_to_id(name)
         return token if token is not None and self.engine.is_special_token(token) else None
@@ -131,9 +135,9 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
     many, one = (written(call_format, calls) for calls in ((GET, GET_TIME, PING), (GET,)))
     if vocabulary.special_id(call_format.begin) is None and call_format.is_bare:
         many, one = (text.removeprefix(call_format.begin) for text in (many, one))
-    ends = ("over",) if call_format.is_list else ("yes",)
+    ends = ("over",) if call_format.calls_end else ("yes",)
     for choice in ("auto", "required"):
-        grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_id).text
+        grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_tokens).text
         assert vocabulary.check(grammar, many) in ends
         assert vocabulary.check(grammar, one + " and") == " and"
         # Qwen2.5-Coder writes a line break after every call, and must still be able to end.
@@ -141,10 +145,10 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
             assert vocabulary.check(grammar, many + "\n") == "yes"
         # No white space but the format's own.
         assert vocabulary.check(grammar, one.replace(": 3", ":3")) not in ("yes", "over", "more")
-        single = make_call_grammar(tools_with(choice, parallel=False), call_format, vocabulary.special_id).text
+        single = make_call_grammar(tools_with(choice, parallel=False), call_format, vocabulary.special_tokens).text
         assert vocabulary.check(single, one) == "over"
         assert vocabulary.check(single, many) not in ("yes", "over", "more")
-    named = make_call_grammar(tools_with("get"), call_format, vocabulary.special_id).text
+    named = make_call_grammar(tools_with("get"), call_format, vocabulary.special_tokens).text
     assert vocabulary.check(named, one) == "over"
     for other in ("", "hi", written(call_format, [GET_TIME]), many):
         assert vocabulary.check(named, other) != "over"
@@ -157,14 +161,14 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
 ])  # fmt: skip
 def test_other_calls_are_refused(vocabulary: Vocabulary, call_format: CallFormat, name: str, arguments: str) -> None:
     text = written(call_format, [(name, arguments)])
-    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
+    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_tokens).text
     assert vocabulary.check(grammar, text) not in ("yes", "over", "more")
 
 
 @each_format
 def test_text_is_free_until_a_marker_comes(vocabulary: Vocabulary, call_format: CallFormat) -> None:
-    free = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id).text
-    required = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
+    free = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_tokens).text
+    required = make_call_grammar(tools_with("required"), call_format, vocabulary.special_tokens).text
     for text in ("Hello.\n\n", '{"name": "got", "age": 3}', "[1]", "<tool", "x ```json\n{}\n``` é🙂"):
         assert vocabulary.check(free, text) == "yes"
         assert vocabulary.check(required, text) not in ("yes", "over")
@@ -178,7 +182,7 @@ def test_text_is_free_until_a_marker_comes(vocabulary: Vocabulary, call_format: 
 def test_a_special_marker_leaves_all_other_tokens_to_the_text() -> None:
     """Also special ones, as those around reasoning."""
     vocabulary = embedded(*MARKERS, "<think>")
-    grammar = make_call_grammar(tools_with("auto"), HERMES, vocabulary.special_id).text
+    grammar = make_call_grammar(tools_with("auto"), HERMES, vocabulary.special_tokens).text
     matcher = LLMatcher(vocabulary.engine, grammar)
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
     size = vocabulary.engine.vocab_size
@@ -187,7 +191,7 @@ def test_a_special_marker_leaves_all_other_tokens_to_the_text() -> None:
 
 @each_format
 def test_the_parser_reads_what_the_grammar_writes(vocabulary: Vocabulary, call_format: CallFormat) -> None:
-    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_id).text
+    grammar = make_call_grammar(tools_with("required"), call_format, vocabulary.special_tokens).text
     chance, num_read = random.Random(1), 0
     schemas = {"get": WEATHER, "get_time": TIME, "ping": {"maxProperties": 0}}
     for _ in range(5):
@@ -223,8 +227,8 @@ def strict_tool(strict: bool) -> Tools:
     return Tools((FUNCTIONS[0], {"name": "odd", "parameters": odd, "strict": strict}))
 
 
-def no_special(name: str) -> None:
-    """Each marker is text."""
+# Each marker is text.
+NO_TOKENS: dict[str, int] = {}
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +243,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 async def compile_tools(grammars: Grammars, tools: Tools) -> Grammar:
-    made = make_call_grammar(tools, HERMES, no_special)
+    made = make_call_grammar(tools, HERMES, NO_TOKENS)
     return await grammars.compile(made.text, parts=made.parts)
 
 
@@ -273,7 +277,7 @@ def test_no_schema_is_compiled_where_the_grammar_is_written() -> None:
 
     sys.setprofile(on_call)
     try:
-        grammar = make_call_grammar(tools, HERMES, no_special)
+        grammar = make_call_grammar(tools, HERMES, NO_TOKENS)
     finally:
         sys.setprofile(None)
     assert len(grammar.parts) == 5
@@ -286,9 +290,9 @@ def test_what_a_tool_asks_in_vain_is_named_and_other_tools_are_enforced() -> Non
     }
     odd = {"$schema": "https://json-schema.org/draft-07/schema#"} | agents
     tools = Tools((FUNCTIONS[0], {"name": "odd", "parameters": odd}))
-    assert make_call_grammar(tools, HERMES, no_special).left_out == ["of odd /properties/a/pattern: look-around"]
+    assert make_call_grammar(tools, HERMES, NO_TOKENS).left_out == ["of odd /properties/a/pattern: look-around"]
     with pytest.raises(InvalidArgument, match="of odd can't be enforced: /properties/a/pattern: look-around") as error:
-        make_call_grammar(Tools(({"name": "odd", "parameters": odd, "strict": True},)), HERMES, no_special)
+        make_call_grammar(Tools(({"name": "odd", "parameters": odd, "strict": True},)), HERMES, NO_TOKENS)
     assert error.value.field == "tools[0].function.parameters"
 
 
@@ -296,7 +300,7 @@ def test_a_clients_own_directions_are_overruled() -> None:
     vocabulary = embedded()
     schema = WEATHER | {"x-guidance": {"whitespace_flexible": True, "lenient": True}}
     grammar = make_call_grammar(
-        Tools(({"name": "get", "parameters": schema},), "get"), HERMES, vocabulary.special_id
+        Tools(({"name": "get", "parameters": schema},), "get"), HERMES, vocabulary.special_tokens
     ).text
     assert vocabulary.check(grammar, written(HERMES, [("get", '{ "city": "a"}')])).startswith(" ")
 
@@ -310,7 +314,7 @@ def test_twenty_tools_compile_quickly(tell: Callable[[str], None]) -> None:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        grammar = make_call_grammar(tools, HERMES, vocabulary.special_id).text
+        grammar = make_call_grammar(tools, HERMES, vocabulary.special_tokens).text
         assert not LLMatcher(vocabulary.engine, grammar).is_error()
         times.append(time.perf_counter() - start)
     tell(f"20 tools compile in {1e3 * min(times):.0f} ms")
@@ -322,9 +326,9 @@ def test_beside_a_schema_an_answer_is_of_it_or_calls(vocabulary: Vocabulary, cal
     answer = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     if call_format.is_bare:
         with pytest.raises(InvalidArgument, match="beside tools"):
-            make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer)
+            make_call_grammar(tools_with("auto"), call_format, vocabulary.special_tokens, answer)
         return
-    grammar = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer).text
+    grammar = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_tokens, answer).text
     for text in ('{"sum": 5}', written(call_format, [GET])):
         assert vocabulary.check(grammar, text) in ("yes", "over")
     assert vocabulary.check(grammar, "It is 5.") not in ("yes", "over", "more")

@@ -28,13 +28,8 @@ ARGUMENTS = (
 def written(call_format: CallFormat, calls: Iterable[Call]) -> str:
     """The calls in the format's own spelling."""
     f = call_format
-    if f.arguments_marker:
-        texts = [f"{name}{f.arguments_marker}{arguments}" for name, arguments in calls]
-    else:
-        texts = [f'{{"name": "{name}", "{f.arguments_key}": {arguments}}}' for name, arguments in calls]
-    if f.marks_each:
-        return f.separator.join(f"{f.begin}{f.opening}{text}{f.closing}{f.end}" for text in texts)
-    return f"{f.begin}{f.opening}{f.separator.join(texts)}{f.closing}{f.end}"
+    texts = [f"{f.head}{name}{f.middle}{arguments}{f.tail}" for name, arguments in calls]
+    return f"{f.calls_begin}{f.separator.join(texts)}{f.calls_end}"
 
 
 def read(text: str | list[str], call_format: CallFormat = HERMES, tools: Tools = TOOLS) -> tuple[str, list[Call], bool]:

@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from coordinator.tools.call_formats import CALL_FORMATS, CallFormat
+from coordinator.tools.call_probe import find_calls, probe_calls
 from coordinator.tools.offered_tools import Tools
 from coordinator.tools.tool_messages import Call, Message, renders_tools, to_template, write_calls, write_out
 from paceline.errors import InvalidArgument
@@ -23,13 +24,15 @@ TEMPLATE = (
     "{% if tools %}{% for each in tools %}{{ each | tojson }}{% endfor %}{% endif %}{% for each in messages %}"
     "{{ each.role }}:{{ each.content }}{% for call in each.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
 )
+# It tells of tools, and writes no calls.
+DROPS_CALLS = "{% if tools %}{{ tools | tojson }}{% endif %}{% for each in messages %}{{ each.role }}:{{ each.content }}\n{% endfor %}"
 
 
 def render_with(template: str) -> Any:
     def render(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         try:
             (text,), _ = render_jinja_template([messages], chat_template=template, **options)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise InvalidArgument("chat.messages", str(error)) from error
         return str(text)
 
@@ -97,6 +100,20 @@ def test_results_get_the_name_and_id_of_their_call(
         assert [each.get("name", "-") for each in results] == list(expected), at
         of_calls = {call["id"] for call in message["tool_calls"]}
         assert all(each["tool_call_id"] in of_calls for each in results if "name" in each)
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda each: each.name)
+def test_the_format_of_calls_that_a_template_drops_is_known_by_its_marks(call_format: CallFormat) -> None:
+    render = render_with(DROPS_CALLS)
+    assert probe_calls(render) is None
+    found = find_calls(render, call_format.begin + call_format.middle, ())
+    assert (found.format, found.drops_calls) == (call_format, True)
+
+
+def test_a_template_that_refuses_to_be_asked_does_not_drop_calls() -> None:
+    assert not find_calls(render_with(TEMPLATE), "<tool_call>", ()).drops_calls
+    refuses = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}" + DROPS_CALLS
+    assert not find_calls(render_with(refuses), "<tool_call>", ()).drops_calls
 
 
 def test_without_a_template_for_tools_all_is_written_out() -> None:

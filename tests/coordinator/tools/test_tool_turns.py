@@ -247,7 +247,7 @@ MENDED = {
     ("demands a call before a result", "a result without its call"): f"[user]{RESPONSE}[assistant]done0",
     ("drops results apart", "a user before a result"): f"{PING}[tool]got1[user]wait0[assistant]done0",
     ("drops calls without results", "no result"): f"[assistant]{WRITTEN}[user]more0",
-    ("demands turns", "no result"): f"[user]ask0[assistant]{WRITTEN}[user]more0",
+    ("demands turns", "no result"): f"[user]ask0[assistant]{PING}[user]more0",
     ("demands turns", "a user after a result"): f"{PING}[tool]got1[assistant][user]more0",
     ("demands turns that say something", "a user after a result"): f"{PING}[tool]got1[assistant]...[user]more0",
     ("demands turns", "a system after a result"): "[tool]got1[assistant][user]<system-reminder>\nlate0\n</system-reminder>[assistant]done0",
@@ -301,7 +301,7 @@ def test_a_template_with_tools_is_asked_with_tools() -> None:
         {"name": "default", "template": TEMPLATES["refuses calls"]}, {"name": "tool_use", "template": TAKES_ALL},
     ])  # fmt: skip
     assert PING in rendered(tokenizer, ORDINARY["a call"], TOOLS)
-    assert f"[assistant]{WRITTEN}[tool]got1" in rendered(tokenizer, ORDINARY["a call"])
+    assert f"[assistant]{PING}[tool]got1" in rendered(tokenizer, ORDINARY["a call"])
 
 
 def test_calls_are_rendered_by_a_template_without_tools_if_none_are_offered() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tools.call_formats import CALL_FORMATS, find_call_format
+from coordinator.tools.call_formats import CALL_FORMATS, told_format
 from coordinator.tools.offered_tools import MAX_TOOLS_CHARACTERS, Tools, parameters_of
 from paceline.chats import MAX_TOOLS
 from paceline.errors import InvalidArgument
@@ -67,12 +67,16 @@ def test_a_choice_is_a_word_or_a_tools_name(choice: str) -> None:
 
 
 @pytest.mark.parametrize(("template", "vocabulary", "name"), [
-    (None, (), "hermes"), ("{{ message }}", ("<|python_tag|>",), "llama"), ("<|python_tag|>", (), "llama"),
-    ("... <tool_call> ...", ("<|python_tag|>", "[TOOL_CALLS]"), "hermes"), (None, ("[TOOL_CALLS]", "[ARGS]"), "mistral"),
+    ("{{ message }}", ("<|python_tag|>",), "llama"), ("<|python_tag|>", (), "llama"),
+    ("... <tool_call> ...", ("<|python_tag|>", "[TOOL_CALLS]"), "hermes"), ("", ("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     ("[TOOL_CALLS][", ("[TOOL_CALLS]", "[ARGS]"), "mistral-list"), ("[TOOL_CALLS]x[ARGS]", (), "mistral"),
+    ("<|tool_call|>", (), "granite"), ("<|tool_call|> <|/tool_call|>", (), "phi"), ("<tool_call><function=", ("<tool_call>",), None), ("", (), None),
 ])  # fmt: skip
-def test_a_format_is_found_by_its_marks(template: str | None, vocabulary: tuple[str, ...], name: str) -> None:
-    assert find_call_format(template, vocabulary).name == name
+def test_a_template_that_drops_calls_tells_of_them_by_its_marks(
+    template: str, vocabulary: tuple[str, ...], name: str | None
+) -> None:
+    found = told_format(template, vocabulary)
+    assert (None if found is None else found.name) == name
 
 
 def test_names_of_formats_differ() -> None:
