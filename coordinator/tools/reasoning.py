@@ -119,6 +119,8 @@ class ReasoningReader:
         self._has_reasoning = False
         # Text that may be the beginning of a mark, or white space that belongs to what follows it.
         self._held = ""
+        # More white space after it: joined once, as a model may write it without end.
+        self._white: list[str] = []
         # Whether a mark began the answer.
         self._is_framed = False
 
@@ -147,7 +149,7 @@ class ReasoningReader:
     def finish(self, text: str) -> tuple[str, str]:
         """Returns what the end of the text decides. `text`: the answer's last."""
         reasoning, answer = self._advance(text)
-        held, self._held = self._held, ""
+        held, self._held = "".join((self._held, *self._white)), ""
         if self._stage is Stage.INSIDE:
             return reasoning + self._shown(held.rstrip(_WHITE)), answer
         if self._is_framed and held.strip(_WHITE) == self._marks.answer_end:
@@ -155,7 +157,11 @@ class ReasoningReader:
         return reasoning, answer + self._marks.plain(held)
 
     def _advance(self, text: str) -> tuple[str, str]:
-        text, self._held = self._held + text, ""
+        if self._held.endswith(tuple(_WHITE)) and not text.strip(_WHITE):
+            self._white.append(text)
+            return "", ""
+        text, self._held = "".join((self._held, *self._white, text)), ""
+        self._white.clear()
         reasoning = ""
         if self._stage is Stage.BEFORE:
             text = self._before(text)
