@@ -129,22 +129,23 @@ class ReasoningReader:
         return self._stage is Stage.INSIDE
 
     def is_mark(self, token: int) -> bool:
-        """Returns whether the token is part of a mark that may come next."""
-        marks = self._marks
-        if (character := marks.characters.get(token)) is None:
-            return False
+        """Returns whether the token may be part of a mark that comes next, once all text before it is read."""
+        character = self._marks.characters.get(token)
+        return character is not None and (self._stage is not Stage.ANSWER or character in self._marks.answer_end)
+
+    def read(self, token: int, text: str) -> tuple[str, str]:
+        """Returns what is final of the reasoning and of the answer. `text`: all that is not read yet, if the token is a mark."""
+        if not self.is_mark(token):
+            return self._advance(text)
+        marks, character = self._marks, self._marks.characters[token]
+        name = marks.plain(character)
+        reasoning, answer = self._advance(text.removesuffix(name))
         expected = {
             Stage.BEFORE: marks.begin + marks.answer_begin, Stage.INSIDE: marks.end, Stage.AFTER: marks.answer_begin,
             Stage.ANSWER: marks.answer_end,
         }  # fmt: skip
-        return character in expected[self._stage]
-
-    def read(self, token: int, text: str) -> tuple[str, str]:
-        """Returns what is final of the reasoning and of the answer. `text`: all that is not read yet, if the token is a mark."""
-        if self.is_mark(token):
-            character = self._marks.characters[token]
-            text = text.removesuffix(self._marks.plain(character)) + character
-        return self._advance(text)
+        more_reasoning, more = self._advance(character if character in expected[self._stage] else name)
+        return reasoning + more_reasoning, answer + more
 
     def finish(self, text: str) -> tuple[str, str]:
         """Returns what the end of the text decides. `text`: the answer's last."""

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from coordinator.chat_template import NEXT_TURN
 from coordinator.format_grammars import make_rules
 from coordinator.reasoning_marks import PARTS, ReasoningMarks
+from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
 from coordinator.tools.tool_messages import Message
@@ -146,13 +147,13 @@ def tokenizer_of(name: str) -> Tokenizer:
     )
 
 
-def read(name: str, ids: list[int]) -> tuple[str, str]:
+def read(name: str, ids: list[int], stop: StopStrings | None = None) -> tuple[str, str]:
     """Returns the reasoning and the text that a reader finds; what it has found so far is a part of it at any time."""
     tokenizer = tokenizer_of(name)
     reader = Chats(tokenizer).reader(None, FORMS[name].opens, "id", 0)
     if reader is None:
         return "", tokenizer.decode(ids)
-    stream, parts = tokenizer.stream(), []
+    stream, parts = tokenizer.stream(stop), []
     for token in ids:
         piece = stream.push(token)
         if reader.is_mark(token):
@@ -179,6 +180,13 @@ def test_an_answer_is_read(name: str) -> None:
     reasoning = "" if form.opens is None else "Hm."
     assert read(name, tokenizer.encode(form.answer)) == (reasoning, "Yes.")
     assert read(name, tokenizer.encode("Yes.")) == (("Yes.", "") if form.opens else ("", "Yes."))
+
+
+def test_a_mark_after_one_whose_text_is_held_back() -> None:
+    """As a part of a stop string."""
+    name = "before calls"
+    ids = tokenizer_of(name).encode("<|channel>thought<channel|>Yes.")
+    assert read(name, ids, StopStrings(("thoughtless",))) == ("", "Yes.")
 
 
 @pytest.mark.parametrize("name", FORMS)
