@@ -20,7 +20,7 @@ class Choice:
         before = [] if request.is_chat else request.prompt
         text = tokenizer.stream(request.stop_strings, before)
         reader = None
-        if chats is not None:
+        if chats is not None and request.is_chat:
             call_ids = f"{request.request_id}/{request.prompt_digest}"
             reader = chats.reader(request.tools, request.opens_reasoning, call_ids, index)
         self.context = Context(request, text, reader)

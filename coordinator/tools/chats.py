@@ -107,12 +107,13 @@ class Chats:
         """Returns the reader of sample `choice`; None if all of it is text."""
         if self._answer_format is not None:
             return self._answer_format.reader(tools, opens_reasoning, request_id, choice)
-        if tools is None and opens_reasoning is None:
+        marks = self._reasoning_marks
+        # Without reasoning the answer may still end with a mark.
+        is_marked = marks is not None and (opens_reasoning is not None or marks.answer_end)
+        if tools is None and not is_marked:
             return None
         parser = None if tools is None else CallParser(tools, self.call_format, request_id, choice)
-        reasoning = None
-        if self._reasoning_marks is not None and opens_reasoning is not None:
-            reasoning = ReasoningReader(self._reasoning_marks, opens_reasoning)
+        reasoning = ReasoningReader(marks, opens_reasoning) if marks is not None and is_marked else None
         return MarkedReader(parser, {} if tools is None else self._special_call_marks, reasoning)
 
     @cached_property

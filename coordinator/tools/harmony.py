@@ -194,6 +194,10 @@ class HarmonyReader:
         content = self._take(text)
         if self._kind is None:
             self._num_header_tokens += 1
+        if mark is Mark.END and not self._has_marks and not self._header.startswith(_TO):
+            # A model that leaves the first header out answers at once.
+            content += self._header
+            self._seen.add(Kind.CONTENT)
         if mark is not None:
             self._pass(mark)
         self.num_reasoning_tokens += was_reasoning
@@ -202,7 +206,7 @@ class HarmonyReader:
     def finish(self, text: str, is_cut: bool) -> str:
         """Returns what is left of the content. `text`: the answer's last."""
         content = self._take(text)
-        # A model that leaves the first header out answers at once.
+        # As before a mark of an end.
         if not self._has_marks and not (is_cut and _TO.startswith(self._header[: len(_TO)])):
             content += self._header
         self._end_message()

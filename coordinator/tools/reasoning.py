@@ -61,11 +61,14 @@ class CodedMarks:
         text = "".join((*pieces, tokenizer.decode(texts, skip_special_tokens=False))).rstrip(_WHITE)
         before = text.removesuffix(self.end)
         # A mark that also opens a message stands before any answer.
-        opens_message = len(self.end) > 1 and ord(self.end[0]) in self.written
+        opens_message = len(self.end) > 1 and self.is_token(self.end[0])
         is_closed = before != text and (not opens_message or before.rstrip(_WHITE).endswith(self.begin))
         if is_closed or (self.answer_begin and text.endswith(self.answer_begin)):
             return None
         return text.endswith(self.begin)
+
+    def is_token(self, character: str) -> bool:
+        return character in self.characters.values()
 
     def plain(self, text: str) -> str:
         """Returns a text as clients see it."""
@@ -102,7 +105,7 @@ def with_reasoning(answer: Rules, marks: CodedMarks, is_opened: bool, eos_token_
 
 
 class Stage(enum.Enum):
-    BEFORE, INSIDE, AFTER, ANSWER = range(4)
+    BEFORE, INSIDE, AFTER, ANSWER, OVER = range(5)
 
 
 class ReasoningReader:
@@ -112,50 +115,63 @@ class ReasoningReader:
     is text. White space around reasoning belongs to neither.
     """
 
-    def __init__(self, marks: CodedMarks, is_opened: bool) -> None:
-        """`is_opened`: by the prompt."""
+    def __init__(self, marks: CodedMarks, is_opened: bool | None) -> None:
+        """`is_opened`: by the prompt; None: no reasoning can follow."""
         self._marks = marks
-        self._stage = Stage.INSIDE if is_opened else Stage.BEFORE
+        self._stage = {True: Stage.INSIDE, False: Stage.BEFORE, None: Stage.ANSWER}[is_opened]
         self._has_reasoning = False
         # Text that may be the beginning of a mark, or white space that belongs to what follows it.
         self._held = ""
-        # Whether a mark began the answer.
-        self._is_framed = False
+        # More white space after it: joined once, as a model may write it without end.
+        self._white: list[str] = []
+        # Whether a mark began the answer, maybe in the prompt.
+        self._is_framed = is_opened is None
+
+    @property
+    def _answer_end(self) -> str:
+        """Returns the mark that may end the answer. One that is a token may do so even if the prompt has the answer's beginning."""
+        mark = self._marks.answer_end
+        return mark if self._is_framed or self._marks.is_token(mark[:1]) else ""
 
     @property
     def is_inside(self) -> bool:
         return self._stage is Stage.INSIDE
 
     def is_mark(self, token: int) -> bool:
-        """Returns whether the token is part of a mark that may come next."""
-        marks = self._marks
-        if (character := marks.characters.get(token)) is None:
-            return False
-        expected = {
-            Stage.BEFORE: marks.begin + marks.answer_begin, Stage.INSIDE: marks.end, Stage.AFTER: marks.answer_begin,
-            Stage.ANSWER: marks.answer_end,
-        }  # fmt: skip
-        return character in expected[self._stage]
+        """Returns whether the token may be part of a mark that comes next, once all text before it is read."""
+        character = self._marks.characters.get(token)
+        return character is not None and (self._stage is not Stage.ANSWER or character in self._marks.answer_end)
 
     def read(self, token: int, text: str) -> tuple[str, str]:
         """Returns what is final of the reasoning and of the answer. `text`: all that is not read yet, if the token is a mark."""
-        if self.is_mark(token):
-            character = self._marks.characters[token]
-            text = text.removesuffix(self._marks.plain(character)) + character
-        return self._advance(text)
+        if not self.is_mark(token):
+            return self._advance(text)
+        marks, character = self._marks, self._marks.characters[token]
+        name = marks.plain(character)
+        reasoning, answer = self._advance(text.removesuffix(name))
+        expected = {
+            Stage.BEFORE: marks.begin + marks.answer_begin, Stage.INSIDE: marks.end, Stage.AFTER: marks.answer_begin,
+            Stage.ANSWER: marks.answer_end, Stage.OVER: "",
+        }  # fmt: skip
+        more_reasoning, more = self._advance(character if character in expected[self._stage] else name)
+        return reasoning + more_reasoning, answer + more
 
     def finish(self, text: str) -> tuple[str, str]:
         """Returns what the end of the text decides. `text`: the answer's last."""
         reasoning, answer = self._advance(text)
-        held, self._held = self._held, ""
+        held, self._held = "".join((self._held, *self._white)), ""
         if self._stage is Stage.INSIDE:
             return reasoning + self._shown(held.rstrip(_WHITE)), answer
-        if self._is_framed and held.strip(_WHITE) == self._marks.answer_end:
+        if self._answer_end and held.strip(_WHITE) == self._answer_end:
             held = ""
         return reasoning, answer + self._marks.plain(held)
 
     def _advance(self, text: str) -> tuple[str, str]:
-        text, self._held = self._held + text, ""
+        if self._held.endswith(tuple(_WHITE)) and not text.strip(_WHITE):
+            self._white.append(text)
+            return "", ""
+        text, self._held = "".join((self._held, *self._white, text)), ""
+        self._white.clear()
         reasoning = ""
         if self._stage is Stage.BEFORE:
             text = self._before(text)
@@ -209,8 +225,14 @@ class ReasoningReader:
         return text
 
     def _answer(self, text: str) -> str:
-        mark = self._marks.answer_end if self._is_framed else ""
+        mark = self._answer_end
         kept = text
+        if self._marks.is_token(mark[:1]):
+            answer, _, rest = text.partition(mark)
+            # The message may end with a mark of its own, like the answer.
+            if rest.lstrip(_WHITE).startswith(mark[0]):
+                self._stage = Stage.OVER
+                return self._marks.plain(answer.rstrip(_WHITE))
         if mark:
             before = text.rstrip(_WHITE)
             kept = before.removesuffix(mark).rstrip(_WHITE) if before.endswith(mark) else _without_beginning(text, mark)

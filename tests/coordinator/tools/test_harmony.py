@@ -54,6 +54,7 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "nothing": ("<|return|>", "", "", []),
     "empty reasoning": (f"{ANALYSIS}{NEXT}{FINAL}Yes.", "", "Yes.", []),
     "no header": ("Yes.<|return|>", "", "Yes.", []),
+    "no header and another message": (f"Yes.{NEXT}{FINAL}No.<|return|>", "", "Yes.\n\nNo.", []),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Reasoning is told apart from its answer by the ids of its marks, and is part of the answer's grammar."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -125,6 +126,20 @@ def test_reasoning_streams(tokenizer: Tokenizer) -> None:
     emissions = read(tokenizer, ids("a b\n</think>\nc d"), True)
     assert [each.reasoning for each in emissions] == ["a", "", " b", "", "", "", "", "", ""]
     assert ["".join(each.pieces) for each in emissions] == ["", "", "", "", "", "", "c", " ", "d"]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_white_space_without_end_takes_no_longer_each_time(chats: Chats, opens: bool) -> None:
+    reader = chats.reader(None, opens, "id", 0)
+    assert reader is not None
+    tokens = 10_000
+    begin = time.process_time()
+    for _ in range(tokens):
+        reader.read(IDS[EOS], " " * 100)
+    text = reader.finish("x", is_cut=True)
+    assert time.process_time() - begin < 2
+    expected = " " * 100 * tokens + "x"
+    assert (reader.take_reasoning(), text) == (("x", "") if opens else ("", expected))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from coordinator.chat_template import NEXT_TURN
 from coordinator.format_grammars import make_rules
 from coordinator.reasoning_marks import PARTS, ReasoningMarks
+from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
 from coordinator.tools.tool_messages import Message
@@ -63,6 +64,10 @@ ADDRESSED = (
     " to=user<|message|>{{ m.content }}{% else %}<|message|>{{ m.content }}{% endif %}<|eot|>"
 )
 MESSAGES = "{% if m.reasoning and loop.last %}<|think|>{{ m.reasoning }}<|end|><|begin|>assistant{% endif %}<|content|>{{ m.content }}<|end|>"
+CLOSED = (
+    "{% if m.role == 'assistant' %}{% if m.reasoning %}<|open|>think<|sep|>{{ m.reasoning }}<|close|>think<|sep|>{% endif %}"
+    "<|open|>answer<|sep|>{{ m.content }}<|close|>answer<|sep|><|close|>message<|sep|>{% else %}{{ m.content }}{% endif %}"
+)
 CUT = "{{ m.content.split('</thought>')[-1] }}"
 STRIPPED = (
     "{% if m.role == 'assistant' %}{% for p in m.content.split('<channel|>') %}{{ p.split('<|channel>')[0] if '<|channel>' in p else p }}"
@@ -117,6 +122,12 @@ FORMS = {
         "{{ m.content }}", "", ReasoningMarks("<think>", "</think>", "<response>", "</response>"),
         "<think>Hm.</think>\n<response>Yes.</response>", history="Yes.",
     ),
+    "closed message": Form(
+        CLOSED, "<|open|>think<|sep|>",
+        ReasoningMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>answer<|sep|>", "<|close|>answer<|sep|>", "reasoning"),
+        "Hm.<|close|>think<|sep|><|open|>answer<|sep|>Yes.<|close|>answer<|sep|>", special=("<|open|>", "<|close|>", "<|sep|>"),
+        opens=True,
+    ),
     "words": Form(
         STEPS, "Here are my reasoning steps:\n",
         ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", key="reasoning_content"),
@@ -146,13 +157,13 @@ def tokenizer_of(name: str) -> Tokenizer:
     )
 
 
-def read(name: str, ids: list[int]) -> tuple[str, str]:
+def read(name: str, ids: list[int], opens: bool | None, stop: StopStrings | None = None) -> tuple[str, str]:
     """Returns the reasoning and the text that a reader finds; what it has found so far is a part of it at any time."""
     tokenizer = tokenizer_of(name)
-    reader = Chats(tokenizer).reader(None, FORMS[name].opens, "id", 0)
+    reader = Chats(tokenizer).reader(None, opens, "id", 0)
     if reader is None:
         return "", tokenizer.decode(ids)
-    stream, parts = tokenizer.stream(), []
+    stream, parts = tokenizer.stream(stop), []
     for token in ids:
         piece = stream.push(token)
         if reader.is_mark(token):
@@ -177,8 +188,27 @@ def test_an_answer_is_read(name: str) -> None:
     prompt = tokenizer.encode_chat(chats.template_input([QUESTION], None)[0])
     assert chats.opens_reasoning(prompt) is form.opens
     reasoning = "" if form.opens is None else "Hm."
-    assert read(name, tokenizer.encode(form.answer)) == (reasoning, "Yes.")
-    assert read(name, tokenizer.encode("Yes.")) == (("Yes.", "") if form.opens else ("", "Yes."))
+    assert read(name, tokenizer.encode(form.answer), form.opens) == (reasoning, "Yes.")
+    assert read(name, tokenizer.encode("Yes."), form.opens) == (("Yes.", "") if form.opens else ("", "Yes."))
+
+
+@pytest.mark.parametrize("rest", ["", "<|close|>message<|sep|>", "\n<|close|>message<|sep|>and more"])
+def test_a_message_ends_after_its_answer(rest: str) -> None:
+    """Also where the prompt has opened the answer, without reasoning."""
+    name = "closed message"
+    form, tokenizer = FORMS[name], tokenizer_of(name)
+    assert read(name, tokenizer.encode(form.answer + rest), form.opens) == ("Hm.", "Yes.")
+    without = form.answer.partition(form.marks.answer_begin)[2]
+    assert read(name, tokenizer.encode(without + rest), opens=None) == ("", "Yes.")
+    # Or has a part of it.
+    assert read(name, tokenizer.encode(without + rest), opens=False) == ("", "Yes.")
+
+
+def test_a_mark_after_one_whose_text_is_held_back() -> None:
+    """As a part of a stop string."""
+    name = "before calls"
+    ids = tokenizer_of(name).encode("<|channel>thought<channel|>Yes.")
+    assert read(name, ids, False, StopStrings(("thoughtless",))) == ("", "Yes.")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -188,7 +218,7 @@ def test_an_answer_cut_anywhere(name: str) -> None:
     ids = tokenizer.encode(form.answer)
     marks = (form.marks.begin, f"{form.marks.end}{form.marks.answer_begin}", form.marks.answer_end)
     for num in range(len(ids)):
-        found = read(name, ids[:num])
+        found = read(name, ids[:num], form.opens)
         for part, whole in zip(found, ("Hm.", "Yes."), strict=True):
             rest = part.removeprefix(whole).strip()
             assert whole.startswith(part.strip()) or any(rest and rest in mark for mark in marks)
