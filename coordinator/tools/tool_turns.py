@@ -7,6 +7,7 @@ that a conversation that grows keeps its cached beginning.
 
 import hashlib
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -24,6 +25,8 @@ _WHOLE = "arguments"
 _CUT = '{"paceline_key": "paceline_cut'
 _SHORT_ID_CHARACTERS = 9
 _LONG_ID = "call_of_paceline_0"
+# What jinja makes of signs where a template joins texts to one that `safe` marks.
+_ESCAPED = re.compile(r"&(?:#\d+|lt|gt|quot|amp);")
 _NOTHING: Message = {"role": USER, "content": ""}
 
 
@@ -178,11 +181,12 @@ class ToolTurns:
 
     @cached_property
     def _wants_text(self) -> bool:
-        """Returns whether arguments must be JSON text: the template refuses an object, or prints it as Python does."""
+        """Returns whether arguments must be JSON text: the template refuses an object, prints it as Python does, or escapes it."""
         chat = around(call(0), result(0))
         text = self._probes.text(chat)
         arguments = chat[1]["tool_calls"][0]["function"]["arguments"]
-        if f"{CALL_NAME}0" in text and "value0" in text and repr(arguments) not in text:
+        is_plain = repr(arguments) not in text and not _ESCAPED.search(text)
+        if f"{CALL_NAME}0" in text and "value0" in text and is_plain:
             return False
         return json.dumps(arguments) in self._probes.text(_with_arguments(chat, json.dumps(arguments)))
 

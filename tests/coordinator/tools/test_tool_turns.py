@@ -54,6 +54,12 @@ TEMPLATES = {
     "drops other arguments": TAKES_ALL.replace(ARGUMENTS, f"{{% if call.function.arguments is mapping %}}{ARGUMENTS}{{% endif %}}"),
     # DeepSeek V3, functionary.
     "demands text": TAKES_ALL.replace(ARGUMENTS, "{{ ':' + call.function.arguments }}"),
+    # As jinja joins a text to one that `safe` marks.
+    "escapes objects": TAKES_ALL.replace(
+        CALLS,
+        "{% for call in each.tool_calls %}{% set given = call.function.arguments %}"
+        "{{ '<' + call.function.name + ' ' + (given if given is string else given | tojson | safe) + '>' }}{% endfor %}",
+    ),
     "prints Python": TAKES_ALL.replace(ARGUMENTS, "{{ call.function.arguments }}"),
     # gpt-oss, MiniMax.
     "demands a call before a result": refuses(
@@ -244,6 +250,7 @@ MENDED = {
     ("demands text", "a call"): '<ping :{"a": "one1"}>',
     ("demands text", 'arguments {"a": "cut1'): '<ping :{"a": "cut1>',
     ("prints Python", "a call"): PING,
+    ("escapes objects", "a call"): PING,
     ("demands a call before a result", "a result without its call"): f"[user]{RESPONSE}[assistant]done0",
     ("drops results apart", "a user before a result"): f"{PING}[tool]got1[user]wait0[assistant]done0",
     ("drops calls without results", "no result"): f"[assistant]{WRITTEN}[user]more0",
