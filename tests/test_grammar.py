@@ -328,15 +328,17 @@ def test_texts_that_fill_an_automaton_together_reach_no_limit_and_compile_few_ti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each alone reaches no limit."""
-    compiled, letters = list[str](), BYTES.encode("ab").ids
+    word, compiled, letters = "start: WORD\nWORD: /[ab]*a[ab]{9}b[ab]*/", list[str](), BYTES.encode("ab").ids
 
     def compile_it(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-        compiled.append(text)
+        # Another test's engine may still compile what that has asked for.
+        if text == word:
+            compiled.append(text)
         return compile_grammar(tokenizer, text)
 
     monkeypatch.setattr("paceline.grammar.LIMITS", {"max_lexer_states": 100})
     monkeypatch.setattr("paceline.grammar.compile_grammar", compile_it)
-    grammar = of_bytes().grammar("start: WORD\nWORD: /[ab]*a[ab]{9}b[ab]*/")
+    grammar = of_bytes().grammar(word)
     guides, coin, texts = [grammar.guide() for _ in range(8)], random.Random(0), [list[int]() for _ in range(8)]
     for _ in range(30):
         for guide, text in zip(guides, texts, strict=True):

@@ -62,8 +62,8 @@ class _Grammar:
         """`rest`: the calls without the first begin mark. Any text without the mark comes first, if it may."""
         if self._tools.choice != AUTO:
             begin = self._begin if not self._format.is_bare else f"{self._begin}?" if self._token else ""
-            # A template that writes white space before calls shows models to do so.
-            lead = f"{quoted(self._format.lead)}?" if self._format.lead else ""
+            # As the template writes it, so that the call is found in the prefix cache.
+            lead = quoted(self._format.lead)
             return [f"start: {lead} {begin} rest"]
         if self._answer is not None and self._format.is_bare:
             raise InvalidArgument("format", "can't stand beside tools: this model writes its calls as JSON too")

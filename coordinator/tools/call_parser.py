@@ -115,6 +115,7 @@ class CallParser(ArgumentsReader):
                 yield from self._fenced_calls()
             elif self._is_cut and self._begin.startswith(self._text[self._at :]):
                 self._at = len(self._text)
+                self._space.clear()
             else:
                 yield from self._take_some()
             self._release()

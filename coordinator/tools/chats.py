@@ -95,6 +95,8 @@ class Chats:
         self, answer: Rules, opens_reasoning: bool | None, eos_token_ids: Sequence[int], tools: Tools | None = None
     ) -> list[Rules]:
         """Puts reasoning before what an answer's rules allow. `tools`: those of a call grammar."""
+        if opens_reasoning is None and tools is None:
+            return [answer]
         if self._answer_format is not None:
             return self._answer_format.with_reasoning(answer, tools, opens_reasoning, eos_token_ids)
         if opens_reasoning is None or self._reasoning_marks is None:

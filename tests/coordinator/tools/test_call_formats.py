@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.call_formats import HERMES
+from coordinator.tools.call_parser import CallParser, ContentDelta
 from coordinator.tools.call_probe import FoundCalls, NotFound, find_calls, probe_calls
 from coordinator.tools.chats import Chats
 from coordinator.tools.offered_tools import Tools
@@ -137,3 +138,18 @@ def test_marks_that_are_special_tokens_are_read_and_allowed() -> None:
         guide = engine.grammar(chats.call_grammar(Tools(tools.functions, choice), None).text).guide()
         taken = ids if choice == "auto" else ids[len("Well.") :]
         assert all(allows(guide.mask(taken[:at]), each) for at, each in enumerate(taken))
+
+
+def test_calls_that_are_required_begin_as_the_template_writes_them() -> None:
+    """White space too, or the next prompt would not have the same tokens."""
+    tokenizer = tokenizer_with(FAMILIES["Hermes"].template)
+    engine = GrammarEngine(tokenizer.backend.to_str().encode(), len(tokenizer.backend.get_vocab()), [0])
+    guide = engine.grammar(Chats(tokenizer).call_grammar(Tools(TOOLS.functions, "required"), None).text).guide()
+    written, bare = (tokenizer.encode(each, add_special_tokens=False) for each in ("\n<tool_call>", "<tool_call>"))
+    assert allows(guide.mask([]), written[0])
+    assert not allows(guide.mask([]), bare[0])
+
+
+def test_white_space_before_a_call_that_is_cut_is_no_content() -> None:
+    parser = CallParser(TOOLS, FAMILIES["Hermes"].format, "request")
+    assert [*parser.feed("Well.\n<tool_"), *parser.finish(is_cut=True)] == [ContentDelta("Well.")]
