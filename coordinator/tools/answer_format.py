@@ -10,6 +10,9 @@ from paceline.grammar import Rules
 
 
 class AnswerFormat(Protocol):
+    # A few words for people.
+    description: str
+
     def fit(
         self, messages: list[dict[str, Any]], options: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:

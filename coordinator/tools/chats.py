@@ -53,8 +53,8 @@ class Chats:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the template's messages and options. Raises InvalidArgument."""
         written, options = self._written(messages, tools)
-        if self._answer_format is not None:
-            written, options = self._answer_format.fit(written, options)
+        if self.answer_format is not None:
+            written, options = self.answer_format.fit(written, options)
         fitted = self._with_ids(self._fit_to(bool(options)).fit(written))
         return [self._with_placed_reasoning(each) for each in fitted], options
 
@@ -65,7 +65,7 @@ class Chats:
             tools = None
         if tools is not None and not self._renders_tools:
             return write_out(messages, tools), {}
-        if tools is not None and self._answer_format is None:
+        if tools is not None and self.answer_format is None:
             self._calls.known()
         written = to_template(messages)
         return written, {} if tools is None else {"tools": tools.for_template}
@@ -81,14 +81,14 @@ class Chats:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
-        if self._answer_format is not None:
-            return self._answer_format.opens_reasoning(prompt)
+        if self.answer_format is not None:
+            return self.answer_format.opens_reasoning(prompt)
         return None if self._reasoning_marks is None else self._reasoning_marks.is_opened_by(prompt, self._tokenizer)
 
     def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> CallGrammar:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
-        if self._answer_format is not None:
-            return self._answer_format.call_grammar(tools, answer)
+        if self.answer_format is not None:
+            return self.answer_format.call_grammar(tools, answer)
         return make_call_grammar(tools, self.call_format, self._tokens, answer)
 
     def with_reasoning(
@@ -97,8 +97,8 @@ class Chats:
         """Puts reasoning before what an answer's rules allow. `tools`: those of a call grammar."""
         if opens_reasoning is None and tools is None:
             return [answer]
-        if self._answer_format is not None:
-            return self._answer_format.with_reasoning(answer, tools, opens_reasoning, eos_token_ids)
+        if self.answer_format is not None:
+            return self.answer_format.with_reasoning(answer, tools, opens_reasoning, eos_token_ids)
         if opens_reasoning is None or self._reasoning_marks is None:
             return [answer]
         return with_reasoning(answer, self._reasoning_marks, opens_reasoning, eos_token_ids)
@@ -107,8 +107,8 @@ class Chats:
         self, tools: Tools | None, opens_reasoning: bool | None, request_id: str, choice: int
     ) -> AnswerReader | None:
         """Returns the reader of sample `choice`; None if all of it is text."""
-        if self._answer_format is not None:
-            return self._answer_format.reader(tools, opens_reasoning, request_id, choice)
+        if self.answer_format is not None:
+            return self.answer_format.reader(tools, opens_reasoning, request_id, choice)
         marks = self._reasoning_marks
         # Without reasoning the answer may still end with a mark.
         is_marked = marks is not None and (opens_reasoning is not None or marks.answer_end)
@@ -119,7 +119,8 @@ class Chats:
         return MarkedReader(parser, {} if tools is None else self._special_call_marks, reasoning)
 
     @cached_property
-    def _answer_format(self) -> AnswerFormat | None:
+    def answer_format(self) -> AnswerFormat | None:
+        """Returns the form of whole answers, if the model has one of its own."""
         return next((found for find in ANSWER_FORMATS if (found := find(self._tokenizer)) is not None), None)
 
     def _fit_to(self, has_tools: bool) -> TemplateFit:

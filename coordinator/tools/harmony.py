@@ -42,6 +42,8 @@ class Mark(Enum):
 class Harmony:
     """An `AnswerFormat`."""
 
+    description = "each a message of the channel commentary, to=functions.NAME (harmony)"
+
     def __init__(self, ids: dict[Mark, int]) -> None:
         self._ids = ids
         self._marks = {token: mark for mark, token in ids.items()}

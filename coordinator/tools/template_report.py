@@ -37,6 +37,9 @@ def describe_template(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
         yield "tools", "described in a system message, as the template renders none"
     else:
         yield "tools", "rendered by the template"
+    if chats.answer_format is not None:
+        yield "calls", chats.answer_format.description
+        return
     try:
         yield from _describe_calls(chats.call_format)
     except InvalidArgument as error:

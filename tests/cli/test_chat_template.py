@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.tools.call_templates import FAMILIES
+from tests.harmony import harmony_tokenizer_files
 from tests.thinking import thinking_tokenizer_files
 
 
@@ -25,6 +26,15 @@ def test_the_format_of_calls_is_shown_with_an_example(paceline, model: Path) -> 
     assert "tools               rendered by the template" in lines
     assert 'before a name: "<tool_call>\\n<function="' in ran.out
     assert lines[lines.index("<function=get_weather>") + 1 :][:3] == ["<parameter=city>", "Paris", "</parameter>"]
+
+
+def test_a_form_of_whole_answers_is_named(paceline, tmp_path: Path) -> None:
+    for name, data in harmony_tokenizer_files().items():
+        (tmp_path / name).write_bytes(data)
+    ran = paceline("chat-template", str(tmp_path))
+    assert (ran.code, ran.err) == (0, "")
+    assert "harmony" in ran.out
+    assert "refused" not in ran.out
 
 
 def test_a_refused_format_is_told_with_the_reason(paceline, model: Path) -> None:
