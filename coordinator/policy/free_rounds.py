@@ -41,7 +41,8 @@ class FreeRounds:
 
     def saves_s(self, message_s: float) -> float:
         """Predicts what a round without drafts saves by going on."""
-        return message_s - self._free.value
+        # Answers that a busy coordinator reads together seem to take no time; but a round takes its forward pass.
+        return message_s - max(0.0, self._free.value)
 
     def suggestion_s(self, message_s: float) -> float:
         """Predicts what it takes of such a round's time to send drafts for the next one."""

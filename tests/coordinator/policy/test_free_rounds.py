@@ -37,3 +37,10 @@ def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
     rounds.learn(Began.FREE, 0.0, MESSAGE_S)
     rounds.learn(Began.SUGGESTING, 0.05, MESSAGE_S)
     assert rounds.suggestion_s(MESSAGE_S) == MESSAGE_S
+
+
+def test_a_round_saves_no_more_than_its_message() -> None:
+    """Else plain rounds would seem to take less than no time, and a second to be worth less than nothing."""
+    rounds = FreeRounds()
+    rounds.learn(Began.FREE, -0.1, MESSAGE_S)
+    assert rounds.saves_s(MESSAGE_S) == MESSAGE_S
