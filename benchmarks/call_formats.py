@@ -69,6 +69,8 @@ class Found:
 
     compared: int = 0
     different: int = 0
+    # Of how many prompts.
+    checked: int = 0
     missed: int = 0
     asked: int = 0
     failures: str = ""
@@ -95,7 +97,7 @@ async def main() -> None:
             await replay(given.tokens, found)
         is_right &= found.is_right
         print(
-            f"{name:30} {found.different} of {found.compared} differ; at most {found.missed:2d} tokens not cached; "
+            f"{name:30} {found.different} of {found.compared} differ; at most {found.missed:2d} tokens of {found.checked} prompts not cached; "
             f"{found.asked} agents' requests{found.failures}",
             flush=True,
         )
@@ -135,10 +137,15 @@ async def converse(client: AsyncClient, tokens: int, steps: int, found: Found) -
     known: list[dict[str, Any]] | None = None
     for step in range(steps):
         sampling = SamplingParams(max_tokens=8 if step == CUT_STEP else tokens, temperature=0)
-        answer = await client.complete(messages, sampling, tools=TOOLS, tool_choice="required")
+        # Some models go on calling until they are cut.
+        is_parallel = step % 3 == 1
+        answer = await client.complete(
+            messages, sampling, tools=TOOLS, tool_choice="required", parallel_tool_calls=is_parallel
+        )
         assert answer.finish is not None
         if known is not None:
             ids = await client.tokenize(known, tools=TOOLS, add_generation_prompt=False)
+            found.checked += 1
             found.missed = max(found.missed, len(ids) - answer.finish.cached_prompt_tokens)
         calls = [{"id": each.id, "name": each.name, "arguments": each.arguments} for each in answer.tool_calls]
         messages = [*messages, {"role": "assistant", "content": answer.text, "tool_calls": calls}]
