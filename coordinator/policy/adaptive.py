@@ -67,8 +67,8 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
-        # Whether the target may go on by itself in this generation; whether it does so with this round; whether it could have: not
-        # all of the last one's drafts were accepted; and whether it is told to wait behind it, for a model's drafts.
+        # Whether the target may go on by itself in this generation, and whether it does in this round. It could have unless all
+        # drafts of the last round were accepted. It makes way if a model is to draft for the next round.
         self._may_be_free, self._is_free, self._could_be_free, self._makes_way = False, False, False, False
         # Choices that looked-up drafts gain in this round, and are worth in a later one; what is lost so.
         self._gain, self._late_worth = 0.0, 0.0
