@@ -41,12 +41,10 @@ class Rates:
             self._parent.learn(kind, is_success)
 
     def forget(self, factor: float) -> None:
-        """Multiplies the weight of all cases by `factor`."""
+        """Multiplies the weight of all cases by `factor`; `parent` keeps them."""
         self._weight /= factor
         if self._weight > MAX_CASE_WEIGHT:
             self._seen = {
                 kind: (cases / self._weight, right / self._weight) for kind, (cases, right) in self._seen.items()
             }
             self._weight = 1.0
-        if self._parent is not None:
-            self._parent.forget(factor)

@@ -6,8 +6,8 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
 
     chance     that a draft and all before it are accepted. Of a looked-up token: how often such matches were right. Of a
                model's: how often its k-th drafts were, and once they are drafted, its own probability, calibrated.
-    seconds    the servers' forward times for as many tokens as all active generations feed if all do the same, corrected by
-               what rounds really took (`costs`)
+    seconds    the servers' forward times, as they learn them, for as many tokens as all active generations feed if all do the
+               same, and what rounds took beside them (`costs`)
     speed      tokens a second that the generation makes, or all that share forward passes with it
 
     decided                              by
@@ -16,6 +16,7 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
     looked-up tokens                     the largest gain
     continued by a model, or not         the larger gain of the two
     which of several models              the largest gain, the reading of what it has missed included
+    trials of a model that loses         a small share of the choices made without it, which must pay for them
     when the model stops                 chance so far * rate of a next draft < speed * seconds of one more
     drafts that the target verifies      the largest gain of those in hand
 

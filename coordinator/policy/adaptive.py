@@ -25,7 +25,7 @@ from paceline.speculation_params import Bounds
 PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
-# Choices made without looked-up drafts, of twice as many, as a first guess; and factor on older ones for each round.
+# Weight of other answers in the share made without looked-up drafts, in choices; and factor on older ones for each round.
 UNAIDED_FIRST, UNAIDED_MEMORY = 8.0, 0.98
 # Weight of the newest round in what is lost by drafts that come a round late.
 LATE_RECENT = 0.05
@@ -44,7 +44,6 @@ class AdaptivePolicy(Policy):
         }
         has_rivals = len(drafters.models) > 1
         self._sources = [Source(each, bounds, experience, is_greedy, has_rivals) for each in drafters.models]
-        self._source_keys = [each.key for each in self._sources]
         # The current round's plan, how many choices were looked up, and how many the model made.
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
         # Tokens per choice, and tokens that the target has not read.
@@ -57,8 +56,9 @@ class AdaptivePolicy(Policy):
         self._num_changes, self._is_steady = 0, False
         self._newest: Source | None = None
         self._pace = Pace()
-        # Recent choices of rounds without looked-up drafts, and of all rounds.
-        self._num_unaided, self._num_recent = UNAIDED_FIRST, 2 * UNAIDED_FIRST
+        # Recent choices of rounds without looked-up drafts, and of all rounds; and all choices.
+        self._num_unaided, self._num_recent = UNAIDED_FIRST * experience.unaided.value, UNAIDED_FIRST
+        self._num_chosen = 0
         # None before the prompt's round is over, which does not count.
         self._last_ended_s: float | None = None
         # In this round; 0 until it is asked for.
@@ -127,6 +127,10 @@ class AdaptivePolicy(Policy):
         is_early = self._costs.level.num_plain < PLAIN_FIRST * size and not self._costs.knows_pace(drafting=False)
         if not self._bounds.min and (drafts is False or is_early):
             return [*plans]
+        tried = self._costs.level.tried if drafts is True else None
+        sources = [each for each in sources if tried in (None, each.key)]
+        if not sources:
+            return [*plans]
         is_held = drafts is True and self._held_until == self._costs.level.decided_until
         is_held = is_held and self._held.num_asked <= context.draft_room and self._held.source in (None, *sources)
         if is_held and len(plans) == 1:
@@ -140,14 +144,20 @@ class AdaptivePolicy(Policy):
 
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
-                plan, context, self._tokens_each, self._speed, message_s, self._unaided, must_draft=drafts is True
-            )
+                plan, context, self._tokens_each, self._speed, message_s, self._unaided,
+                must_draft=drafts is True, is_trial=tried is not None,
+            )  # fmt: skip
 
         alone = [self._held] if is_held else [continued(NO_PLAN, each) for each in sources]
         looked_up = [plan for plan in plans if plan.chances]
         found = alone + [continued(plan, each) for plan in looked_up for each in sources if each.drafter.has_confidence]
         if drafts is None:
-            self._costs.decide(any(plan.source for plan in found))
+            best = self._best([*plans, *found])
+            others = [] if best.chances or self._bounds.min else [each for each in sources if each is not best.source]
+            trials = [each for each in others if each.may_try(context, best, self._tokens_each, self._speed, message_s)]
+            self._costs.decide(any(plan.source for plan in found), trials[0].key if trials else None, best.gain)
+            if trials:
+                return self._with_drafts(plans, sources, context)
             if self._costs.decision() is False and not self._bounds.min:
                 return [*plans]
         self._held, self._held_until = self._best(alone), self._costs.level.decided_until
@@ -261,6 +271,9 @@ class AdaptivePolicy(Policy):
         return self._num_unaided / self._num_recent
 
     def release(self) -> None:
+        if self._num_chosen:
+            self._experience.answer_length.add(self._num_chosen)
+            self._experience.unaided.add(self._unaided)
         self._costs.note(self, is_drafting=False)
         super().release()
 
@@ -332,18 +345,18 @@ class AdaptivePolicy(Policy):
         forwards = None if drafted_by is None else drafted_by.forwards
         is_like_others = self._is_steady and self._costs.is_unchanged(self._num_changes)
         self._costs.learn(
-            finished, seconds, forwards, self._num_drafted, is_like_others, self._num_unfed, self._source_keys, began
+            finished, seconds, forwards, self._num_drafted, is_like_others, self._num_unfed, began
         )  # fmt: skip
         if not self._costs.active.was_reading_since(last_ended_s):
             self._pace.add(finished.num_chosen, seconds, SPEED_MEMORY)
         is_unaided = num_drafts == self._num_drafted
         self._num_unaided = UNAIDED_MEMORY * self._num_unaided + is_unaided * finished.num_chosen
         self._num_recent = UNAIDED_MEMORY * self._num_recent + finished.num_chosen
+        self._num_chosen += finished.num_chosen
         for each in self._sources:
             if each is drafted_by:
                 each.learn(finished, self._plan, self._num_before, self._num_drafted)
-            else:
-                each.forget()
+            each.count(finished, self._plan, each is drafted_by, self._speed, seconds)
 
 
 def _of_choices(values: Sequence[float], is_forced: Sequence[bool]) -> list[float]:

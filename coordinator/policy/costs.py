@@ -1,18 +1,15 @@
-"""What a round costs: the servers' own forward times, corrected by the rounds that ran.
+"""What a round costs: the servers' forward times, and what messages and waits add to them.
 
-A model info tells the seconds of a forward pass by its number of tokens. A server computes for longer than that where the
-context is long or others share its processors, and messages and waits add to it:
-
-    seconds = factor * forwards + overhead
-
-Servers report what they computed, so both are observed in each round. They are learned at each level of concurrency, for
-rounds with drafts, for those without, and for each draft model's drafting. Only rounds like most of the others count: a plain
-round that waits for another generation's drafts says nothing of how fast all would be without.
+Servers tell the seconds of a forward pass by its number of tokens, and learn them from their work
+(`paceline.engine.scheduling.learned_times`). They also report what they computed for a round; the rest of its time is overhead.
+It is learned at each level of concurrency, for rounds with drafts, for those without, and for each draft model's drafting. Only
+rounds like most of the others count: a plain round that waits for another generation's drafts says nothing of how fast all would
+be without.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 from coordinator.admission import ActiveGenerations
 from coordinator.policy.free_rounds import Began, FreeRounds
@@ -22,44 +19,52 @@ from paceline.recent_mean import RecentMean
 
 # Weight of the newest observation; the first ones count alike.
 RECENT = 0.05
-# An observation is limited to this multiple of the prediction: a pause says nothing of the next round.
-MAX_SURPRISE = 2.0
-# Share of the way from the drafting's overhead to a plain round's that a round without drafts takes: a try that was
-# disturbed is repeated some day.
-FORGETTING = 0.002
+# An observation is limited to this multiple of the prediction: a pause says nothing of the next round. Where the server has
+# measured nothing, the first few rounds are not.
+MAX_SURPRISE, GUESSED_ROUNDS = 2.0, 3
 # Factor on the weight of older rounds in a pace, for a round of each generation; and rounds of each that make it known.
 PACE_MEMORY, KNOWN_ROUNDS = 0.95, 0.5
+# Share of the pace of one way that a round the other way forgets: what was seen long ago does not overrule predictions.
+PACE_FORGETTING = 0.002
 # Rounds to learn from while each generation has one.
 SAMPLED = 8
-# Rounds of each generation that a decision for all holds; and a decision for drafts that were not tried for long. Between
-# decisions against drafts nothing is planned: that takes the coordinator time.
+# Rounds of each generation that a decision for all holds; and a decision for drafts that are tried. Between decisions against
+# drafts nothing is planned: that takes the coordinator time.
 DECIDED_ROUNDS, TRIAL_ROUNDS = 8, 4
 # A draft that reads a longer tail is predicted, but not learned from: only shorter forward passes were measured.
 MAX_TAIL = 64
 
 
 @dataclass(slots=True)
-class Correction:
-    factor: float = 1.0
-    overhead_s: float = 0.0
+class Overhead:
+    """Seconds that rounds take beside what servers compute."""
+
+    mean_s: float = 0.0
     num_rounds: int = 0
 
-    def seconds(self, forwards_s: float) -> float:
-        return self.factor * forwards_s + self.overhead_s
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.mean_s)
 
-    def learn(self, forwards_s: float, computed_s: float, seconds: float, is_measured: bool) -> None:
-        """`computed_s`: the server's part of `seconds`; 0 if unknown. `is_measured`: whether `forwards_s` is no guess."""
+    def seen(self, seconds: float, computed_s: float, forwards_s: float, times: ForwardTimes) -> float:
+        """Returns what a round took beside `computed_s`, or beside `forwards_s` of `times` if the server does not say (0)."""
+        computed_s = computed_s or forwards_s
+        if times.is_measured or self.num_rounds > GUESSED_ROUNDS:
+            most_s = MAX_SURPRISE * (forwards_s + self.seconds)
+            seconds, computed_s = min(seconds, most_s), min(computed_s, most_s)
+        return seconds - computed_s
+
+    def learn(self, seconds: float) -> None:
         self.num_rounds += 1
-        weight = max(RECENT, 1 / self.num_rounds)
-        if is_measured or weight < 0.25:
-            seconds = min(seconds, MAX_SURPRISE * self.seconds(forwards_s))
-        computed_s = min(computed_s or seconds, seconds)
-        self.factor += weight * (computed_s / forwards_s - self.factor)
-        self.overhead_s += weight * (seconds - computed_s - self.overhead_s)
+        self.mean_s += max(RECENT, 1 / self.num_rounds) * (seconds - self.mean_s)
 
-    def or_like(self, other: "Correction") -> "Correction":
+    def or_like(self, other: "Overhead") -> "Overhead":
         """Returns `other` while nothing was learned."""
         return self if self.num_rounds else other
+
+    def guess(self) -> "Overhead":
+        """Returns a first guess for another level."""
+        return Overhead(self.mean_s, min(1, self.num_rounds))
 
 
 @dataclass(slots=True)
@@ -102,29 +107,28 @@ class DraftForwards:
 class Level:
     """What was learned at one level of concurrency."""
 
-    plain: Correction = field(default_factory=Correction)
-    verifying: Correction = field(default_factory=Correction)
+    plain: Overhead = field(default_factory=Overhead)
+    verifying: Overhead = field(default_factory=Overhead)
     free: FreeRounds = field(default_factory=FreeRounds)
     # By source.
-    drafting: dict[Hashable, Correction] = field(default_factory=lambda: defaultdict(Correction))
+    drafting: dict[Hashable, Overhead] = field(default_factory=lambda: defaultdict(Overhead))
     # Paces of all generations while none drafts, and while most do.
     paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
     # Rounds without a model's drafts, those that teach nothing included, and all rounds.
     num_plain: int = 0
     num_rounds: int = 0
-    # Whether all draft, and the number of rounds up to which that holds.
+    # Whether all draft, by which source if it is tried, what the best plan was to gain otherwise, and the number of rounds up to
+    # which that holds.
     drafts: bool = False
+    tried: Hashable = None
+    gain_untried: float = 0.0
     decided_until: int = 0
 
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
-        guess = Level(_guess(self.plain), _guess(self.verifying))
-        guess.drafting.update((source, _guess(each)) for source, each in self.drafting.items())
+        guess = Level(self.plain.guess(), self.verifying.guess())
+        guess.drafting.update((source, each.guess()) for source, each in self.drafting.items())
         return guess
-
-
-def _guess(learned: Correction) -> Correction:
-    return replace(learned, num_rounds=min(1, learned.num_rounds))
 
 
 class CostModel:
@@ -159,15 +163,20 @@ class CostModel:
         return num_changes == self._num_changes
 
     def decision(self) -> bool | None:
-        """Returns whether all that share forward passes draft; None if that is to be decided, or for one alone."""
+        """Returns whether all that share forward passes draft; None if that is to be decided, or for one alone, unless it tries."""
         level = self.level
-        return level.drafts if self.active.size > 1 and level.num_rounds < level.decided_until else None
+        is_held = level.num_rounds < level.decided_until and (self.active.size > 1 or level.tried is not None)
+        return level.drafts if is_held else None
 
-    def decide(self, gains: bool) -> None:
-        """Decides for some rounds of all. `gains`: what is predicted, which what was seen overrules."""
+    def decide(self, gains: bool, tried: Hashable = None, gain: float = 0.0) -> None:
+        """Decides for some rounds of all. `gains`: what is predicted, which what was seen overrules. `tried`: a source.
+
+        gain: of the best plan without it.
+        """
         level, seen = self.level, self._pays()
-        level.drafts = gains if seen is None else seen
-        num_rounds = TRIAL_ROUNDS if seen is None and gains else DECIDED_ROUNDS
+        level.tried, level.gain_untried = tried, gain
+        level.drafts = tried is not None or (gains if seen is None else seen)
+        num_rounds = TRIAL_ROUNDS if level.drafts and (tried is not None or seen is None) else DECIDED_ROUNDS
         level.decided_until = level.num_rounds + num_rounds * self.active.size
 
     def _pays(self) -> bool | None:
@@ -196,51 +205,49 @@ class CostModel:
     def verify_s(self, num_drafts: float) -> float:
         """Predicts the target's part of a round."""
         level = self.level
-        correction = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
-        return correction.seconds(self._target_times()(self.active.size * (1 + num_drafts)))
+        overhead = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
+        return self._target_times()(self.active.size * (1 + num_drafts)) + overhead.seconds
 
     def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
         """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
         level, size, times = self.level, self.active.size, self._target_times()
-        verifying = level.verifying.or_like(level.plain)
+        overhead_s = level.verifying.or_like(level.plain).seconds
         counts = range(1, most_drafts + 1)
-        return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num * num_tokens))) for num in counts)]
+        return [self.verify_s(0), *(times(size * (1 + num * num_tokens)) + overhead_s for num in counts)]
 
     @property
     def free_saves_s(self) -> float:
         """Predicts what a round without drafts saves that the target goes on with by itself."""
         level = self.level
-        return level.free.saves_s(level.plain.overhead_s)
+        return level.free.saves_s(level.plain.seconds)
 
     @property
     def suggestion_s(self) -> float:
         """Predicts what it takes of such a round's time to send drafts for the next one."""
         level = self.level
-        return level.free.suggestion_s(level.plain.overhead_s)
+        return level.free.suggestion_s(level.plain.seconds)
 
     @property
     def num_late(self) -> int:
         """Predicts how many such rounds begin while drafts are on their way: one, or more where messages take longer."""
-        message_s = self.level.plain.overhead_s
+        message_s = self.level.plain.seconds
         return 1 + int(message_s / (self.verify_s(0) - message_s))
 
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
-        size, correction = self.active.size, self.level.drafting[forwards.source]
-        if not correction.num_rounds:
-            correction = Correction(overhead_s=self.level.plain.overhead_s)
-        return lambda num_fed, num_drafts: correction.seconds(forwards.seconds(size, num_fed, num_drafts))
+        size, level = self.active.size, self.level
+        overhead_s = level.drafting[forwards.source].or_like(level.plain).seconds
+        return lambda num_fed, num_drafts: forwards.seconds(size, num_fed, num_drafts) + overhead_s
 
     def learn(
         self, finished: Round, seconds: float, forwards: DraftForwards | None, num_drafted: int, is_like_others: bool,
-        num_unfed: int, sources: Collection[Hashable], began: Began = Began.ASKED,
+        num_unfed: int, began: Began = Began.ASKED,
     ) -> None:  # fmt: skip
         """Learns from a round.
 
         `seconds`: since the generation's last round ended. `forwards`, `num_drafted`: of a model's drafts, or None and 0.
         `is_like_others`: whether most generations did the same, in the round before too.
         `num_unfed`: tokens that the target read before the drafts: 1, plus forced ones.
-        `sources`: all that the generation may use.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0
@@ -253,27 +260,23 @@ class CostModel:
         is_common = is_like_others and self._most_draft is bool(num_drafted)
         if is_common:
             level.paces[num_drafted > 0].add(finished.num_chosen, seconds, PACE_MEMORY**part)
-            level.paces[num_drafted == 0].forget(1 - FORGETTING * part)
+            level.paces[num_drafted == 0].forget(1 - PACE_FORGETTING * part)
         draft, verify = finished.proposal.report, finished.verify_result.report
         num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
         self._num_drafts.add(num_drafts)
-        correction = level.verifying if num_drafts else level.plain
+        overhead = level.verifying if num_drafts else level.plain
         target_times = self._target_times()
-        forwards_s = target_times(num_tokens)
+        forwards_s, computed_s = target_times(num_tokens), verify.compute_us / 1e6
         # Others tell nothing of messages that are waited for.
-        if (is_common or not correction.num_rounds) and began is Began.ASKED:
-            correction.learn(forwards_s, verify.compute_us / 1e6, finished.verify_s, target_times.is_measured)
+        if (is_common or not overhead.num_rounds) and began is Began.ASKED:
+            overhead.learn(overhead.seen(finished.verify_s, computed_s, forwards_s, target_times))
         if is_common and num_drafts == 0:
-            plain = level.plain
-            overhead_s = min(seconds, MAX_SURPRISE * plain.seconds(forwards_s)) - plain.factor * forwards_s
-            level.free.learn(began, overhead_s, plain.overhead_s)
-        for source in sources:
-            drafting = level.drafting[source]
-            if forwards is None or source != forwards.source:
-                drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - drafting.overhead_s)
-            elif draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
-                # What the round waited for, or how long the draft read, says nothing of the drafting.
-                continue
-            elif is_common or not drafting.num_rounds:
-                forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
-                drafting.learn(forwards_s, draft.compute_us / 1e6, finished.propose_s, forwards.times.is_measured)
+            free_s = level.plain.seen(seconds, computed_s, forwards_s, target_times)
+            level.free.learn(began, free_s, level.plain.seconds)
+        if forwards is None or draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
+            # What the round waited for, or how long the draft read, says nothing of the drafting.
+            return
+        overhead = level.drafting[forwards.source]
+        if is_common or not overhead.num_rounds:
+            forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
+            overhead.learn(overhead.seen(finished.propose_s, draft.compute_us / 1e6, forwards_s, forwards.times))

@@ -1,6 +1,7 @@
 """What generations learn of drafters and share: how often their drafts are accepted, and what rounds cost."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -11,12 +12,16 @@ from paceline.recent_mean import RecentMean
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
 MEMORY, OWN_MEMORY = 0.998, 0.98
 # Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
-FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 4.0
+FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 8.0
 # Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
 CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
 # What asking a draft head is worth: weight of the newest round, the first guess and how many rounds that counts for, and the
 # share of the way back to it that each round takes in which the head is not asked.
 WORTH_RECENT, FIRST_WORTH, FIRST_ROUNDS, WORTH_FORGETTING = 0.05, 0.1, 8, 0.004
+# What a source that was never tried may lose, in choices.
+FIRST_SAVINGS = 8.0
+# Weight of the newest answer, and first guesses of what answers are like.
+ANSWER_RECENT, FIRST_LENGTH, FIRST_UNAIDED = 0.05, 128, 0.5
 
 
 class Confidence:
@@ -57,6 +62,11 @@ class Experience:
     # Seconds of a draft head's drafts, each.
     head_step: RecentMean = field(default_factory=lambda: RecentMean(WORTH_RECENT))
     _worths: dict[Hashable, RecentMean] = field(default_factory=dict)
+    # Of answers: choices, and the share of them made without looked-up drafts.
+    answer_length: RecentMean = field(default_factory=lambda: RecentMean(ANSWER_RECENT, FIRST_LENGTH, 1))
+    unaided: RecentMean = field(default_factory=lambda: RecentMean(ANSWER_RECENT, FIRST_UNAIDED, 1))
+    # What may be lost by trying a source that is not predicted to gain, in choices: by source and level of concurrency.
+    savings: dict[Hashable, float] = field(default_factory=lambda: defaultdict(lambda: FIRST_SAVINGS))
     _confidences: dict[tuple[Hashable, bool], Confidence] = field(default_factory=dict)
 
     def rates(self, source: Hashable, is_greedy: bool, prior: Callable[[Hashable], float]) -> Rates:

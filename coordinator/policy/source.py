@@ -1,13 +1,14 @@
 """A draft model as a source of drafts: what they are likely to gain in a round, and what is learned from them."""
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
-from coordinator.policy.costs import DraftForwards
+from coordinator.policy.costs import TRIAL_ROUNDS, DraftForwards
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
@@ -15,10 +16,12 @@ from paceline.speculation_params import Bounds
 # Prior probability that a draft is accepted if those before it are: of a model alone, and of one among several, which would
 # else never show that it is better.
 FIRST_RATE, FIRST_RIVAL_RATE = 0.75, 0.9
-# Fraction of a source's statistics that a round without its drafts forgets, so that it is tried again.
-RATES_FORGETTING = 0.005
-# An answer is expected to go on for as many tokens as it has, plus this number.
-EXPECTED_REST = 128
+# A source that is not predicted to gain is tried again for some rounds once this share of the choices made without it pays for
+# them, should nothing be accepted.
+TRIAL_SHARE = 0.005
+# Fraction of its own statistics that a generation forgets in a round without a source's drafts, for its text goes on: what all
+# generations learned takes their place.
+OWN_FORGETTING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Plan:
     source: "Source | None" = None
     num_asked: int = 0
     min_probability: float = 0.0
+    # Whether the source is tried, though it was not predicted to gain.
+    is_trial: bool = False
 
     def __len__(self) -> int:
         return len(self.chances) + self.num_asked
@@ -49,8 +54,11 @@ class Source:
         self.drafter, self._bounds, self._costs = drafter, bounds, experience.costs
         # Statistics are shared by it.
         self.key = drafter.name, drafter.draft_model
-        first_rate = partial(first_model_rate, FIRST_RIVAL_RATE if has_rivals else FIRST_RATE)
-        self.rates = experience.rates(self.key, is_greedy, first_rate)
+        self._experience, self._is_greedy = experience, is_greedy
+        self._first_rate = partial(first_model_rate, FIRST_RIVAL_RATE if has_rivals else FIRST_RATE)
+        self.rates = experience.rates(self.key, is_greedy, self._first_rate)
+        # What a trial of all generations is predicted to lose at most, in choices, by their number.
+        self._risks: dict[int, float] = defaultdict(float)
         self.confidence = experience.confidence(self.key, is_greedy)
 
     @property
@@ -59,7 +67,7 @@ class Source:
 
     def continued(
         self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, unaided: float,
-        must_draft: bool,
+        must_draft: bool, is_trial: bool = False,
     ) -> Plan:  # fmt: skip
         """Adds the model's drafts to a plan, as many as gain.
 
@@ -68,13 +76,17 @@ class Source:
         message_s: that only a round with the model's drafts waits for.
         unaided: share of the answer in which nothing is looked up.
         must_draft: at least one, unless others are looked up.
+        is_trial: by the first guess of its rates, which promises more than it was seen to keep.
         """
+        rate = self._first_rate if is_trial else self.rates.__getitem__
         model, verify_s, draft_s = self.drafter, self._costs.verify_s, self._costs.draft_s(self.forwards)
         num_before, num_missed = len(plan.chances), len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
         # What the model has missed is read for the rest of the answer, as far as nothing is looked up there.
         reading_s = draft_s(num_before + num_missed, 1) - draft_s(num_fed, 1)
-        reading_s /= max(1, unaided * min(context.num_remaining, EXPECTED_REST + context.num_generated))
+        # It is expected to go on for as many tokens as it has, plus those of a whole answer.
+        rest = min(context.num_remaining, self._experience.answer_length.value + context.num_generated)
+        reading_s /= max(1, unaided * rest)
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
         if must_draft and not plan.chances:
             gain = -math.inf
@@ -84,8 +96,8 @@ class Source:
             most = min(most, model.num_at_once)
         last = -math.inf
         for num in range(1, most + 1):
-            accepted += chance * self.rates["accepted", num]
-            drafted += self.rates["drafted", num]
+            accepted += chance * rate(("accepted", num))
+            drafted += rate(("drafted", num))
             choices = looked_up + accepted
             seconds = message_s + draft_s(num_fed, drafted) + reading_s * (1 + choices)
             seconds += verify_s(num_before + drafted * tokens_each) - plain_s
@@ -106,9 +118,37 @@ class Source:
             step_s = draft_s(num_fed, 2) - draft_s(num_fed, 1)
             step_s += verify_s(num_before + 2 * tokens_each) - verify_s(num_before + tokens_each)
             # One more draft pays while (chance of those before) * (its own) is worth its time.
-            least = self.confidence.inverse(min(1.0, speed * step_s / (chance * self.rates["next"])))
+            least = self.confidence.inverse(min(1.0, speed * step_s / (chance * rate("next"))))
             num_asked = most
-        return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least)
+        return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least, is_trial=is_trial)
+
+    def may_try(self, context: Context, best: Plan, tokens_each: float, speed: float, message_s: float) -> bool:
+        """Returns whether enough was saved for a trial of all generations in place of `best`, should nothing be accepted."""
+        size, savings = self._costs.active.size, self._experience.savings[self._savings_key]
+        if savings < self._risks[size]:
+            return False
+        plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, is_trial=True)
+        draft_s, num_missed = self._costs.draft_s(self.forwards), len(context) - self.drafter.num_cached(context)
+        reading_s = draft_s(num_missed, 1) - draft_s(1, 1)
+        round_s = message_s + draft_s(1, plan.num_asked)
+        round_s += self._costs.verify_s(plan.num_asked * tokens_each) - self._costs.verify_s(0)
+        self._risks[size] = size * (TRIAL_ROUNDS * (best.gain + speed * round_s) + speed * reading_s)
+        return plan.num_asked > 0 and savings >= self._risks[size]
+
+    def count(self, finished: Round, plan: Plan, is_used: bool, speed: float, seconds: float) -> None:
+        """Saves for trials in rounds without its drafts, and spends what a trial's round lost. `seconds`: that it took."""
+        savings, key = self._experience.savings, self._savings_key
+        if not is_used:
+            self.rates.forget(1 - OWN_FORGETTING / self._costs.active.size)
+            savings[key] += TRIAL_SHARE * finished.num_chosen
+        elif plan.is_trial:
+            gain = finished.num_chosen - 1 - speed * (seconds - self._costs.verify_s(0))
+            loss = self._costs.level.gain_untried - gain
+            savings[key] -= min(max(0.0, loss), self._risks[self._costs.active.size])
+
+    @property
+    def _savings_key(self) -> Hashable:
+        return self.key, self._is_greedy, self._costs.active.size.bit_length()
 
     def learn(self, finished: Round, plan: Plan, num_before: int, num_drafted: int) -> None:
         """Learns from a round with its drafts. `num_before`: looked-up choices before them."""
@@ -121,10 +161,6 @@ class Source:
             self.rates.learn("next", index < num_accepted)
             for confidence in finished.proposal.report.confidences[index : index + 1]:
                 self.confidence.learn(confidence, index < num_accepted)
-
-    def forget(self) -> None:
-        """Notes a round without its drafts."""
-        self.rates.forget(1 - RATES_FORGETTING / self._costs.active.size)
 
 
 def first_model_rate(rate: float, kind: Hashable) -> float:

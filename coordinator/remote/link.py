@@ -341,9 +341,11 @@ class Link:
 
     def _learn_load(self, message: model_pb2.Load) -> None:
         before, others = self.load, message.others
+        if message.forward_times:
+            self.forward_times = _times(message.forward_times)
         self.load = ServerLoad(
             message.num_others, others.num_generations, others.reserved_tokens, message.free_blocks, message.utilization,
-            message.slowdown, message.is_draining,
+            self.forward_times(1) if message.forward_times else 0.0, message.is_draining,
         )  # fmt: skip
         if self.load.is_draining and not before.is_draining:
             log.info("the %s server at %s is about to end", self.role, self.address)

@@ -55,11 +55,6 @@ class Endpoint:
         return self.is_serving and not self.is_leaving and not self.link.load.is_draining
 
     @property
-    def token_s(self) -> float:
-        """Returns the recent seconds of a forward pass of one token; 0 while unknown."""
-        return self.link.load.slowdown * self.link.forward_times(1)
-
-    @property
     def num_free_tokens(self) -> int:
         """Returns the tokens of its cache that no generation may come to need."""
         return self.link.num_cache_tokens - self.num_reserved
@@ -210,14 +205,14 @@ class Pool:
             return found[0] if found else None
         # One endpoint's for all: each measured its own while others may have been busy on its cores.
         forward_s, num_rounds = found[0].link.forward_times, min(num_new, EXPECTED_TOKENS)
-        least_s = min((each.token_s for each in found if each.token_s), default=0.0)
+        least_s = min((each.link.load.token_s for each in found if each.link.load.token_s), default=0.0)
 
         def cost(endpoint: Endpoint) -> tuple[int, float, int]:
             num_unknown = num_tokens - endpoint.known.num_blocks(context) * self.num_block_tokens
             num_others = endpoint.num_placed + endpoint.link.load.num_other_generations
             seconds = forward_s(num_unknown) + num_rounds * forward_s(num_others + 1)
             num_lacking = max(0, num_reserved - endpoint.num_free_tokens)
-            return num_lacking, seconds * _slowness(endpoint.token_s, least_s), num_others
+            return num_lacking, seconds * _slowness(endpoint.link.load.token_s, least_s), num_others
 
         return min(found, key=cost)
 

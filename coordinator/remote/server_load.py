@@ -41,7 +41,7 @@ class ServerLoad:
     num_free_blocks: int = 0
     # Share of the last second in which its model computed.
     utilization: float = 0.0
-    # Seconds of recent forward passes as a multiple of its ForwardTimes; 0 while unknown.
-    slowdown: float = 0.0
+    # Recent seconds of a forward pass of one token; 0 while unknown.
+    token_s: float = 0.0
     # It was told to end: it keeps its generations for a while.
     is_draining: bool = False

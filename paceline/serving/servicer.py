@@ -131,7 +131,7 @@ class ModelServicer:
             device_ids=engine.device_ids,
             max_num_batched_tokens=engine.config.max_num_batched_tokens,
             kv_cache_dtype=engine.config.kv_dtype,
-            forward_times=_forward_times(times.of_model),
+            forward_times=_forward_times(engine.worker.times.points),
             draft_head=draft_head,
             num_mask_tokens=engine.num_masks,
             multi_steps=engine.multi_steps,
@@ -151,7 +151,7 @@ class ModelServicer:
 
     async def _measure(self) -> MeasuredTimes:
         times = await self._engine.worker.call(self._engine.measure_forward_times)
-        self._engine.worker.load.expect(times.of_model)
+        self._engine.worker.times.begin(times.of_model)
         return times
 
     async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -239,8 +239,8 @@ class ModelServicer:
             num_others=sum(each.num_generations > 0 for each in others),
             free_blocks=self._engine.pool.num_free,
             utilization=worker.load.utilization(worker.step_s),
-            slowdown=worker.load.slowdown,
             is_draining=self._is_draining,
+            forward_times=_forward_times(worker.times.points if worker.times.is_recent else []),
         )
 
     def _tell_others(self, stream: Stream) -> None:

@@ -28,7 +28,7 @@ from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 from paceline.v1 import verify_pb2 as paceline_dot_v1_dot_verify__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x19paceline/v1/propose.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x18paceline/v1/verify.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa9\x05\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x10\n\x08numerics\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\x12\x12\n\nnum_states\x18\x19 \x01(\r\x12\x0c\n\x04role\x18\x1a \x01(\t\x12\x19\n\x11\x64raft_instance_id\x18\x1b \x01(\t\x12*\n\ndraft_head\x18\x1c \x01(\x0b\x32\x16.paceline.v1.DraftHead\"w\n\tDraftHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x03 \x01(\t\x12/\n\rforward_times\x18\x04 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\"?\n\x0bReservation\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\x95\x01\n\x04Load\x12(\n\x06others\x18\x01 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x13\n\x0butilization\x18\x04 \x01(\x02\x12\x10\n\x08slowdown\x18\x05 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\x9a\x01\n\x0eSessionRequest\x12&\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Command\x12-\n\x0breservation\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SharedVocabulary\"\xd0\x02\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12\'\n\x07propose\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ProposeH\x00\x12%\n\x06verify\x18\x05 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12)\n\x08truncate\x18\x06 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x07 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x08 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x12\'\n\x07suggest\x18\t \x01(\x0b\x32\x14.paceline.v1.SuggestH\x00\x42\t\n\x07\x63ommand\"\x9e\x01\n\x0fSessionResponse\x12.\n\x0csession_info\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionInfo\x12$\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x13.paceline.v1.Answer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\x9c\x02\n\x06\x41nswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12(\n\x08open_ack\x18\x02 \x01(\x0b\x32\x14.paceline.v1.OpenAckH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x12\x32\n\rverify_result\x18\x04 \x01(\x0b\x32\x19.paceline.v1.VerifyResultH\x00\x12\'\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12\x30\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x15.paceline.v1.LogprobsH\x00\x12\x10\n\x08has_more\x18\x07 \x01(\x08\x42\x08\n\x06\x61nswer\"\xe5\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\x12\x15\n\rgrammar_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fuses_draft_head\x18\t \x01(\x08\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"6\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\t\n\x07OpenAck\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse2\xf2\x02\n\x05Model\x12H\n\x07Session\x12\x1b.paceline.v1.SessionRequest\x1a\x1c.paceline.v1.SessionResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelInfo\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerChunk0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/model.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x19paceline/v1/propose.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x18paceline/v1/verify.proto\"\x16\n\x14\x44\x65scribeModelRequest\"\x12\n\x10TokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa9\x05\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x14\n\x0cquantization\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0ctotal_blocks\x18\n \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x0b \x01(\r\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x0e \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x10 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x11 \x01(\t\x12/\n\rforward_times\x18\x12 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\x12\x17\n\x0fnum_mask_tokens\x18\x13 \x01(\r\x12\x13\n\x0bmulti_steps\x18\x14 \x01(\r\x12\x16\n\x0egrammar_engine\x18\x15 \x01(\t\x12\x10\n\x08numerics\x18\x16 \x01(\t\x12\x12\n\ndevice_ids\x18\x17 \x03(\t\x12\x16\n\x0eimplementation\x18\x18 \x01(\t\x12\x12\n\nnum_states\x18\x19 \x01(\r\x12\x0c\n\x04role\x18\x1a \x01(\t\x12\x19\n\x11\x64raft_instance_id\x18\x1b \x01(\t\x12*\n\ndraft_head\x18\x1c \x01(\x0b\x32\x16.paceline.v1.DraftHead\"w\n\tDraftHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x03 \x01(\t\x12/\n\rforward_times\x18\x04 \x03(\x0b\x32\x18.paceline.v1.ForwardTime\"7\n\x0b\x46orwardTime\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x01\"?\n\x0bReservation\x12\x17\n\x0fnum_generations\x18\x01 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x02 \x01(\x04\"\xba\x01\n\x04Load\x12(\n\x06others\x18\x01 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x12\n\nnum_others\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x13\n\x0butilization\x18\x04 \x01(\x02\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12/\n\rforward_times\x18\x07 \x03(\x0b\x32\x18.paceline.v1.ForwardTimeJ\x04\x08\x05\x10\x06\"\x9a\x01\n\x0eSessionRequest\x12&\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Command\x12-\n\x0breservation\x18\x02 \x01(\x0b\x32\x18.paceline.v1.Reservation\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.SharedVocabulary\"\xd0\x02\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12!\n\x04open\x18\x03 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12\'\n\x07propose\x18\x04 \x01(\x0b\x32\x14.paceline.v1.ProposeH\x00\x12%\n\x06verify\x18\x05 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12)\n\x08truncate\x18\x06 \x01(\x0b\x32\x15.paceline.v1.TruncateH\x00\x12\'\n\x07release\x18\x07 \x01(\x0b\x32\x14.paceline.v1.ReleaseH\x00\x12!\n\x04\x66ork\x18\x08 \x01(\x0b\x32\x11.paceline.v1.ForkH\x00\x12\'\n\x07suggest\x18\t \x01(\x0b\x32\x14.paceline.v1.SuggestH\x00\x42\t\n\x07\x63ommand\"\x9e\x01\n\x0fSessionResponse\x12.\n\x0csession_info\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionInfo\x12$\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x13.paceline.v1.Answer\x12\x14\n\x0c\x65ngine_steps\x18\x03 \x01(\x04\x12\x1f\n\x04load\x18\x04 \x01(\x0b\x32\x11.paceline.v1.Load\"\x9c\x02\n\x06\x41nswer\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12(\n\x08open_ack\x18\x02 \x01(\x0b\x32\x14.paceline.v1.OpenAckH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x12\x32\n\rverify_result\x18\x04 \x01(\x0b\x32\x19.paceline.v1.VerifyResultH\x00\x12\'\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x14.paceline.v1.FailureH\x00\x12\x30\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x15.paceline.v1.LogprobsH\x00\x12\x10\n\x08has_more\x18\x07 \x01(\x08\x42\x08\n\x06\x61nswer\"\xe5\x01\n\x04Open\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0f\n\x07grammar\x18\x07 \x01(\t\x12\x15\n\rgrammar_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fuses_draft_head\x18\t \x01(\x08\"2\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x1a\n\x08Truncate\x12\x0e\n\x06length\x18\x01 \x01(\r\"\t\n\x07Release\"6\n\x0bSessionInfo\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\t\n\x07OpenAck\"Y\n\x07\x46\x61ilure\x12\"\n\x06status\x18\x01 \x01(\x0b\x32\x12.google.rpc.Status\x12\x19\n\x0c\x63\x61\x63he_length\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_cache_length\"J\n\x0fTruncateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"(\n\x10TruncateResponse\x12\x14\n\x0c\x63\x61\x63he_length\x18\x01 \x01(\r\"9\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse2\xf2\x02\n\x05Model\x12H\n\x07Session\x12\x1b.paceline.v1.SessionRequest\x1a\x1c.paceline.v1.SessionResponse(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12!.paceline.v1.DescribeModelRequest\x1a\x16.paceline.v1.ModelInfo\x12I\n\tTokenizer\x12\x1d.paceline.v1.TokenizerRequest\x1a\x1b.paceline.v1.TokenizerChunk0\x01\x12G\n\x08Truncate\x12\x1c.paceline.v1.TruncateRequest\x1a\x1d.paceline.v1.TruncateResponse\x12\x44\n\x07Release\x12\x1b.paceline.v1.ReleaseRequest\x1a\x1c.paceline.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,37 +50,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVATION']._serialized_start=1103
   _globals['_RESERVATION']._serialized_end=1166
   _globals['_LOAD']._serialized_start=1169
-  _globals['_LOAD']._serialized_end=1318
-  _globals['_SESSIONREQUEST']._serialized_start=1321
-  _globals['_SESSIONREQUEST']._serialized_end=1475
-  _globals['_COMMAND']._serialized_start=1478
-  _globals['_COMMAND']._serialized_end=1814
-  _globals['_SESSIONRESPONSE']._serialized_start=1817
-  _globals['_SESSIONRESPONSE']._serialized_end=1975
-  _globals['_ANSWER']._serialized_start=1978
-  _globals['_ANSWER']._serialized_end=2262
-  _globals['_OPEN']._serialized_start=2265
-  _globals['_OPEN']._serialized_end=2494
-  _globals['_FORK']._serialized_start=2496
-  _globals['_FORK']._serialized_end=2546
-  _globals['_TRUNCATE']._serialized_start=2548
-  _globals['_TRUNCATE']._serialized_end=2574
-  _globals['_RELEASE']._serialized_start=2576
-  _globals['_RELEASE']._serialized_end=2585
-  _globals['_SESSIONINFO']._serialized_start=2587
-  _globals['_SESSIONINFO']._serialized_end=2641
-  _globals['_OPENACK']._serialized_start=2643
-  _globals['_OPENACK']._serialized_end=2652
-  _globals['_FAILURE']._serialized_start=2654
-  _globals['_FAILURE']._serialized_end=2743
-  _globals['_TRUNCATEREQUEST']._serialized_start=2745
-  _globals['_TRUNCATEREQUEST']._serialized_end=2819
-  _globals['_TRUNCATERESPONSE']._serialized_start=2821
-  _globals['_TRUNCATERESPONSE']._serialized_end=2861
-  _globals['_RELEASEREQUEST']._serialized_start=2863
-  _globals['_RELEASEREQUEST']._serialized_end=2920
-  _globals['_RELEASERESPONSE']._serialized_start=2922
-  _globals['_RELEASERESPONSE']._serialized_end=2939
-  _globals['_MODEL']._serialized_start=2942
-  _globals['_MODEL']._serialized_end=3312
+  _globals['_LOAD']._serialized_end=1355
+  _globals['_SESSIONREQUEST']._serialized_start=1358
+  _globals['_SESSIONREQUEST']._serialized_end=1512
+  _globals['_COMMAND']._serialized_start=1515
+  _globals['_COMMAND']._serialized_end=1851
+  _globals['_SESSIONRESPONSE']._serialized_start=1854
+  _globals['_SESSIONRESPONSE']._serialized_end=2012
+  _globals['_ANSWER']._serialized_start=2015
+  _globals['_ANSWER']._serialized_end=2299
+  _globals['_OPEN']._serialized_start=2302
+  _globals['_OPEN']._serialized_end=2531
+  _globals['_FORK']._serialized_start=2533
+  _globals['_FORK']._serialized_end=2583
+  _globals['_TRUNCATE']._serialized_start=2585
+  _globals['_TRUNCATE']._serialized_end=2611
+  _globals['_RELEASE']._serialized_start=2613
+  _globals['_RELEASE']._serialized_end=2622
+  _globals['_SESSIONINFO']._serialized_start=2624
+  _globals['_SESSIONINFO']._serialized_end=2678
+  _globals['_OPENACK']._serialized_start=2680
+  _globals['_OPENACK']._serialized_end=2689
+  _globals['_FAILURE']._serialized_start=2691
+  _globals['_FAILURE']._serialized_end=2780
+  _globals['_TRUNCATEREQUEST']._serialized_start=2782
+  _globals['_TRUNCATEREQUEST']._serialized_end=2856
+  _globals['_TRUNCATERESPONSE']._serialized_start=2858
+  _globals['_TRUNCATERESPONSE']._serialized_end=2898
+  _globals['_RELEASEREQUEST']._serialized_start=2900
+  _globals['_RELEASEREQUEST']._serialized_end=2957
+  _globals['_RELEASERESPONSE']._serialized_start=2959
+  _globals['_RELEASERESPONSE']._serialized_end=2976
+  _globals['_MODEL']._serialized_start=2979
+  _globals['_MODEL']._serialized_end=3349
 # @@protoc_insertion_point(module_scope)

@@ -115,20 +115,20 @@ class Reservation(_message.Message):
     def __init__(self, num_generations: _Optional[int] = ..., reserved_tokens: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("others", "num_others", "free_blocks", "utilization", "slowdown", "is_draining")
+    __slots__ = ("others", "num_others", "free_blocks", "utilization", "is_draining", "forward_times")
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     NUM_OTHERS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UTILIZATION_FIELD_NUMBER: _ClassVar[int]
-    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     others: Reservation
     num_others: int
     free_blocks: int
     utilization: float
-    slowdown: float
     is_draining: bool
-    def __init__(self, others: _Optional[_Union[Reservation, _Mapping]] = ..., num_others: _Optional[int] = ..., free_blocks: _Optional[int] = ..., utilization: _Optional[float] = ..., slowdown: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
+    def __init__(self, others: _Optional[_Union[Reservation, _Mapping]] = ..., num_others: _Optional[int] = ..., free_blocks: _Optional[int] = ..., utilization: _Optional[float] = ..., is_draining: _Optional[bool] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("commands", "reservation", "vocabulary")

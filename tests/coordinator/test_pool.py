@@ -94,8 +94,8 @@ def test_a_member_that_is_about_to_end_is_better_than_none() -> None:
 
 def test_a_slower_member_gets_fewer_and_one_that_is_not_known_yet_is_tried() -> None:
     pool = pool_of("a", "b", "c")
-    for each, slowdown in zip(pool.endpoints, (4.0, 1.2, 1.0), strict=True):
-        each.link.load = ServerLoad(slowdown=slowdown)
+    for each, token_s in zip(pool.endpoints, (4.0, 1.2, 1.0), strict=True):
+        each.link.load = ServerLoad(token_s=token_s)
     # 1.2 and 1 are alike.
     assert [placement(pool).link.address for _ in range(4)] == ["b", "c", "b", "c"]
     pool.endpoints[0].link.load = ServerLoad()

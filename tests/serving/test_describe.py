@@ -20,7 +20,7 @@ class Measurements:
         self.results = list(results)
         self.expected: list[Any] = []
         self.end = threading.Event()
-        self.load = SimpleNamespace(expect=self.expected.append)
+        self.times = SimpleNamespace(begin=self.expected.append)
 
     async def call(self, measure: Any) -> Any:
         return await asyncio.to_thread(measure)

@@ -22,11 +22,12 @@ from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.learned_times import LearnedTimes
 from paceline.engine.scheduling.load_meter import LoadMeter
 from paceline.engine.scheduling.preemption import Refusal, reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
-from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
+from paceline.engine.scheduling.step import ROUND_TOKENS, StepRunner, run_step, share_budget
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, tokens and failed jobs.
@@ -59,7 +60,7 @@ class Worker:
         self.num_steps = 0
         self.counts = WorkerCounts()
         self._refusal = Refusal()
-        self.load = LoadMeter()
+        self.load, self.times = LoadMeter(), LearnedTimes()
         # Whether to check the cache's bookkeeping when idle.
         self.checks_integrity = False
         self._running: Future[None] | None = None
@@ -247,6 +248,7 @@ class Worker:
         shares = share_budget(alone or jobs, self._max_num_batched_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
         drafting_s = shares[0][0].drafting_s
+        length = _total_length(shares)
         failed = run_step(self._runner, shares)
         drafting_s = shares[0][0].drafting_s - drafting_s
         self._step_began_s = None
@@ -254,8 +256,11 @@ class Worker:
         duration_s = time.perf_counter() - started_s
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
-        # It is compared to the model's forward times, which do not include the head's.
-        self.load.count_step(duration_s - drafting_s, num_tokens)
+        self.load.count_step(duration_s)
+        # One forward pass, with no part of a prompt.
+        if _total_length(shares) == length + num_tokens and max(share for _, share in shares) <= ROUND_TOKENS:
+            # A draft head's times are measured apart.
+            self.times.count_step(duration_s - drafting_s, num_tokens)
         if self._on_step is not None:
             self._on_step(duration_s, len(shares), num_tokens, len(failed))
         num_handed_over = 0
@@ -283,6 +288,10 @@ class Worker:
                 ready.append((deliver, answers))
         if ready:
             self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
+
+
+def _total_length(shares: Sequence[tuple[Job, int]]) -> int:
+    return sum([job.sequence.length for job, _ in shares])
 
 
 class _Stopped(Exception):

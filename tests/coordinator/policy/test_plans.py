@@ -178,7 +178,7 @@ def test_what_was_drafted_ahead_says_nothing_of_how_long_drafting_takes() -> Non
         proposal = Proposal([1, 2], report=DraftReport(drafter="model", is_ahead=is_ahead))
         outcome, ended_s = Outcome([1, 2, 3], 2, Origin.BONUS), propose_s + 0.02
         finished = Round(proposal, VerifyResult([1, 2, 3]), outcome, 0.0, propose_s, ended_s)
-        costs.learn(finished, ended_s, forwards, 2, is_like_others=True, num_unfed=1, sources=["model"])
+        costs.learn(finished, ended_s, forwards, 2, is_like_others=True, num_unfed=1)
     assert costs.draft_s(forwards)(1, 2) == pytest.approx(0.01)
 
 

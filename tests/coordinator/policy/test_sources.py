@@ -73,7 +73,7 @@ async def test_two_models_are_no_slower_than_the_better_alone() -> None:
 
 
 async def test_what_a_model_has_missed_is_read_only_for_a_rest_that_is_long_enough() -> None:
-    world, coin = World(models={"a": (0.8, 0.002), "b": (0.9, 0.002)}, read_s=0.00005), random.Random(4)
+    world, coin = World(models={"a": (0.8, 0.002), "b": (0.9, 0.002)}, read_s=0.0002), random.Random(4)
     await models_used(world, coin)
     for max_tokens, better in ((50, "a"), (99_000, "b")):
         policy, models = policy_of(world)
@@ -134,8 +134,9 @@ async def test_what_drafting_takes_is_learned_by_model() -> None:
         await world.play(policy_of(world)[0], ROUNDS, coin)
     level = world.experience.costs.level
     for known in (level, level.guess()):
-        assert known.drafting["model", "a"].factor == pytest.approx(3, rel=0.02)
-        assert known.drafting["model", "b"].factor == pytest.approx(2, rel=0.02)
+        # Eight drafts that take so much longer than was told.
+        assert known.drafting["model", "a"].seconds == pytest.approx(8 * 0.002, rel=0.02)
+        assert known.drafting["model", "b"].seconds == pytest.approx(8 * 0.001, rel=0.02)
 
 
 @pytest.mark.parametrize("is_copied", [True, False])

@@ -113,7 +113,7 @@ async def test_what_a_message_takes_is_learned_of_rounds_that_wait_for_one() -> 
     world = WiredWorld()
     policy = AdaptivePolicy(DrafterSet([NgramDrafter()]), Bounds(), world.experience, is_greedy=True)
     await world.decode(policy, text_of(0.0, random.Random(1)))
-    assert world.experience.costs.level.plain.overhead_s == pytest.approx(world.message_s)
+    assert world.experience.costs.level.plain.seconds == pytest.approx(world.message_s)
 
 
 @pytest.mark.parametrize("share_copied", [0.3, 0.6, 0.9, 1.0])

@@ -183,6 +183,8 @@ class Crowd:
     def leave_alone(self, alpha: float) -> None:
         for policy in self.policies:
             self.active.leave(policy)
+        # The target learns what its forward passes take now.
+        self.num_told = 1
         self.alphas, self.policies = [alpha], [self._join()]
 
     def _join(self) -> AdaptivePolicy:

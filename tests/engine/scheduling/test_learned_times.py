@@ -1,0 +1,99 @@
+"""How forward passes' times follow the work, from wrong beginnings."""
+
+import random
+
+import numpy as np
+import pytest
+
+from paceline.engine.scheduling.learned_times import KNOWN_FOR_S, KNOWN_STEPS, LearnedTimes
+
+SIZES, WORKED = (1, 2, 4, 8, 16), (1, 3, 5)
+
+
+def true_s(num_tokens: float) -> float:
+    return 0.01 + 0.001 * num_tokens
+
+
+def work(
+    times: LearnedTimes, num_steps: int, coin: random.Random, slowness: float = 1.0, sizes: tuple[int, ...] = WORKED
+) -> None:
+    for _ in range(num_steps):
+        size = coin.choice(sizes)
+        # Now and then another program takes the processor.
+        pause_s = 0.5 if coin.random() < 0.01 else 0.0
+        times.count_step(slowness * true_s(size) * coin.uniform(0.9, 1.1) + pause_s, size)
+
+
+def seconds_of(times: LearnedTimes, num_tokens: int) -> float:
+    return float(np.interp(num_tokens, *zip(*times.points, strict=True)))
+
+
+def learned(begin: dict[int, float]) -> LearnedTimes:
+    times = LearnedTimes()
+    times.begin([(size, begin.get(size, 1.0) * true_s(size)) for size in SIZES])
+    return times
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 4.0])
+def test_a_wrong_beginning_is_forgotten(factor: float) -> None:
+    times, coin = learned(dict.fromkeys(SIZES, factor)), random.Random(1)
+    work(times, 400, coin)
+    for size in WORKED:
+        assert seconds_of(times, size) == pytest.approx(true_s(size), rel=0.1)
+
+
+def test_one_size_that_was_disturbed_is_mended_by_its_own_steps() -> None:
+    times = learned({4: 3.0, 8: 3.0, 16: 3.0})
+    work(times, 600, random.Random(2))
+    for size in WORKED:
+        assert seconds_of(times, size) == pytest.approx(true_s(size), rel=0.1)
+
+
+def test_a_processor_that_becomes_slower_and_faster_is_followed_for_all_sizes() -> None:
+    times, coin = learned({}), random.Random(3)
+    for slowness in (2.0, 1.0):
+        work(times, 150, coin, slowness)
+        for size, seconds in times.points:
+            assert seconds == pytest.approx(slowness * true_s(size), rel=0.25), size
+
+
+def test_long_work_of_one_size_leaves_the_others_where_they_are() -> None:
+    times = learned({})
+    work(times, 20_000, random.Random(4), sizes=(1,))
+    for size, seconds in times.points:
+        assert seconds == pytest.approx(true_s(size), rel=0.1), size
+
+
+def test_seconds_never_fall_with_more_tokens() -> None:
+    times = learned({})
+    work(times, 50, random.Random(5), slowness=3.0, sizes=(4,))
+    seconds = [each for _, each in times.points]
+    assert seconds == sorted(seconds)
+
+
+def test_more_tokens_than_were_measured_teach_nothing() -> None:
+    times = learned({})
+    before = times.points
+    times.count_step(9.0, 17)
+    assert times.points == before
+
+
+def test_nothing_measured_is_nothing_learned() -> None:
+    times = LearnedTimes()
+    times.count_step(1.0, 1)
+    assert times.points == []
+    times.begin([])
+    times.count_step(1.0, 1)
+    assert times.points == []
+
+
+def test_what_was_learned_long_ago_is_not_recent() -> None:
+    now_s = 100.0
+    times = LearnedTimes(lambda: now_s)
+    times.begin([(1, 0.1), (2, 0.2)])
+    for _ in range(KNOWN_STEPS):
+        assert not times.is_recent
+        times.count_step(0.1, 1)
+    assert times.is_recent
+    now_s += KNOWN_FOR_S + 1
+    assert not times.is_recent
