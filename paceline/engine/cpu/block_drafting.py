@@ -1,7 +1,7 @@
 """A target that drafts a block of tokens in one forward pass of its head (see `models.draft_heads.dflash`).
 
 The context's keys and values are further layers of the target's blocks, and each position's depend on the tokens up to it alone: all
-that holds of `head_drafting` holds here. The rows of a block have theirs in the places behind the context, where the next context
+that holds of `engine.head_drafting` holds here. The rows of a block have theirs in the places behind the context, where the next context
 is written over them: nothing counts as read that the head has not read of the target's states.
 """
 
@@ -15,18 +15,16 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import TokenSpan
 from paceline.engine.cache.sequence import Sequence as CacheSequence
 from paceline.engine.cpu.dflash import CpuDFlash
-from paceline.engine.cpu.head_drafting import MAX_ROWS, HeadDrafting, measured_drafts
-from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, parts
+from paceline.engine.cpu.head_drafting import CpuHeadDrafting
+from paceline.engine.head_drafting import MAX_ROWS, measured_drafts
 from paceline.engine.sampling.specs import ConfidentSample
 from paceline.engine.scheduling.job import NextDrafts
 
 
-class BlockDrafting(HeadDrafting):
+class BlockDrafting(CpuHeadDrafting):
     _head: CpuDFlash
 
     def _draft_behind(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> None:
-        if not drafting:
-            return
         context, blocks = list[TokenSpan](), list[TokenSpan]()
         for wanted, sequence in drafting:
             end = wanted.position - 1
@@ -61,13 +59,12 @@ class BlockDrafting(HeadDrafting):
             for wanted, span in zip(asked, blocks, strict=True)
             for place in range(span.num_tokens - 1)
         ]
-        for few in parts(len(rows), SAMPLED_BYTES // (4 * self._model.config.vocab_size)):
-            samples = self._sampler.sample(self._head.logits(outputs[few]), [spec for _, spec in rows[few]])
-            for (wanted, _), (sample, _) in zip(rows[few], samples, strict=True):
-                assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-                if not wanted.tokens or math.prod(wanted.confidences) >= wanted.min_probability:
-                    wanted.tokens.append(sample.token)
-                    wanted.confidences.append(sample.confidence)
+        samples = self._samples(outputs, [spec for _, spec in rows])
+        for (wanted, _), sample in zip(rows, samples, strict=True):
+            assert isinstance(sample, ConfidentSample), "all specs want a confidence"
+            if not wanted.tokens or math.prod(wanted.confidences) >= wanted.min_probability:
+                wanted.tokens.append(sample.token)
+                wanted.confidences.append(sample.confidence)
 
     def _measure(self, block: int, num_rows: int) -> float:
         """Returns a draft's share of the time of this many blocks."""

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.draft_head import FIRST_POSITION
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, part_address
 from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows, tensor_of
 from paceline.engine.cpu.linear import make_cpu_linear
 from paceline.engine.cpu.modules_model import CpuModules, attend_rotated, make_matrix, scores_of, unrotated
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.head_drafting import FIRST_POSITION
 from paceline.engine.models.mtp import LoadedMtp
 from paceline.engine.modules.attention_interface import LayerGroup
 from paceline.engine.modules.build import build_decoder
