@@ -27,7 +27,7 @@ FIRST_POSITION = 1
 # Sizes at which a forward pass of the head is timed, if a block holds as many tokens.
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
-# Most tokens of a long context that the head reads at a time.
+# Most tokens that the head reads at a time, of all sequences together; if there are more sequences, one of each.
 MAX_ROWS = 512
 
 
@@ -97,14 +97,16 @@ class HeadDrafting(ABC):
         Only now, for most rounds may need no drafts.
         """
         builder = BatchBuilder()
+        num_lacking = sum(wanted.position - sequence.num_head_read for wanted, sequence in drafting)
+        most = MAX_ROWS if num_lacking <= MAX_ROWS else max(1, MAX_ROWS // len(drafting))
         for wanted, sequence in drafting:
             end = wanted.position - 1
             # Blocks of others that are shared get what they have already.
-            while (first := sequence.num_head_read) < end - MAX_ROWS:
-                tokens = np.array(sequence.tokens[first : first + MAX_ROWS])
-                spans = [TokenSpan(0, MAX_ROWS, first, sequence.blocks)]
+            while end - (first := sequence.num_head_read) >= most:
+                tokens = np.array(sequence.tokens[first : min(end, first + MAX_ROWS)])
+                spans = [TokenSpan(0, len(tokens), first, sequence.blocks)]
                 self._forward(Batch(tokens, spans, np.empty(0, np.int64)), None)
-                sequence.num_head_read += MAX_ROWS
+                sequence.num_head_read += len(tokens)
             known = [*sequence.tokens[first:end], wanted.newest]
             builder.add(known, first, sequence.blocks, [False] * (len(known) - 1) + [True])
             # The newest is not in the target's cache.
