@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
 from paceline.engine.cuda.paged_attention import Scoring
+from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -56,6 +58,20 @@ def test_library_products_give_the_same_logits() -> None:
     """Of all layers: cuBLAS, which a server takes that was not told to be batch invariant."""
     [logits] = GpuFeeder.of("dummy:tiny", torch.float32, batch_invariant=False).feed(Rows(TOKENS[:20], 0, BLOCKS))
     close(logits, expected(20))
+
+
+def test_states_are_the_cpu_engines_and_change_no_bit() -> None:
+    """Of the embedding and of each layer, also of rows whose logits nobody wants."""
+    feeder, model = GpuFeeder.of("dummy:tiny", torch.float32, batch_invariant=False), load_llama("dummy:tiny")
+    builder, attention = BatchBuilder(), model.make_cache(4, 16)
+    builder.add(TOKENS[:20], 0, [2, 0], [False] * 20)
+    batch = builder.build(model.padded(20))
+    _, theirs = model.forward_with_states(batch, attention, attention.plan(batch.spans), (0, 1, 2))
+    states = {layer: torch.empty((20, model.config.hidden_size), device=DEVICE) for layer in range(3)}
+    [logits] = feeder.feed(Rows(TOKENS[:20], 0, BLOCKS), states=states)
+    for ours, other in zip(states.values(), theirs, strict=True):
+        close(ours.cpu(), torch.from_numpy(other[:20]))
+    assert torch.equal(logits, feeder.feed(Rows(TOKENS[:20], 0, BLOCKS))[0])
 
 
 @pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.campaign)])
