@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
+from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress, copying
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
 from paceline.engine.cpu.head_building import KINDS, build_head
@@ -115,11 +115,11 @@ def build_cpu(
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    facts, copy_blocks = None, _copying(attention.copy_blocks)
+    facts, copy_blocks = None, copying(attention.copy_blocks)
     if head is not None and drafting is not None:
         progress(f"drafts with the head {head.name} ({head.format})")
         facts = DraftHeadFacts(head.name, head.format, head.weights_fingerprint, drafting.measure)
-        copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
+        copy_blocks = copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
         runner,
         copy_blocks,
@@ -131,17 +131,6 @@ def build_cpu(
         states=attention.states,
         draft_head=facts,
     )
-
-
-CopyBlocks = Callable[[list[int], list[int]], None]
-
-
-def _copying(*copies: CopyBlocks) -> CopyBlocks:
-    def copy_blocks(sources: list[int], destinations: list[int]) -> None:
-        for copy in copies:
-            copy(sources, destinations)
-
-    return copy_blocks
 
 
 def _num_bytes(tensors: Tensors) -> int:

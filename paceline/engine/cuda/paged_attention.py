@@ -40,6 +40,8 @@ class Scoring:
     window: int = 0
     # [heads] float32: each head's score without a value, which takes a part of the weight; None: none.
     sinks: torch.Tensor | None = None
+    # The first position that rows see.
+    first: int = 0
 
 
 @triton.jit(do_not_specialize=["table_width", "num_parts"])
@@ -47,7 +49,7 @@ def _attend_part(
     queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(tiles + tile * 4)
@@ -82,6 +84,8 @@ def _attend_part(
             is_seen = token[None, :] <= (position + row)[:, None]
             if WINDOW > 0:
                 is_seen &= token[None, :] > (position + row)[:, None] - WINDOW
+            if FIRST > 0:
+                is_seen &= token[None, :] >= FIRST
             scores = tl.where(is_seen, scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1))
             # Before a row attends to its first position, its peak is -inf. Subtract 0 instead, because -inf minus -inf
@@ -199,7 +203,7 @@ class CudaPagedAttention:
                 scoring.scale * _LOG2_E, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
                 TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=ATTENTION_PART_TOKENS, CHUNK=chunk_tokens(head_dim),
-                WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E,
+                WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E, FIRST=scoring.first,
                 num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
