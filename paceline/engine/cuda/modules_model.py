@@ -105,6 +105,11 @@ class CudaModules:
             read.copy_(state[0])
         return out
 
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed: [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
+        logits: torch.Tensor = self._model.get_output_embeddings().weight.matrix.multiply(normed)
+        return logits.float()
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens: [num_rows] -> [num_rows, hidden_size]."""
         rows: torch.Tensor = self._model.get_input_embeddings()(tokens.long())

@@ -11,7 +11,6 @@ from paceline.engine.backend import Backend, BatchCheck
 from paceline.engine.cuda import backend
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.cuda.draft_heads.head_drafting import CudaHeadDrafting
-from paceline.engine.cuda.draft_heads.loading import load_cuda_head
 from paceline.engine.engine_config import ModelRole
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
@@ -19,7 +18,6 @@ from tests.draft_heads import Maker, write_dflash, write_eagle, write_head
 from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.test_backend import CONFIG, CountedMemory
 from tests.engine.cuda.test_head_drafting import BLOCK_SIZE, TOKENS, Target, check_drafts, expected
-from tests.mtp_models import write_mtp
 
 PROMPT, MAX_LEN = TOKENS[:10], 24
 SMALL = CONFIG.model_copy(update={"kv_cache_memory": MIB})
@@ -63,7 +61,9 @@ def test_a_target_drafts_for_itself(implementation: str, tmp_path: Path, monkeyp
 
 def test_heads_that_a_gpu_does_not_run_are_refused_by_name(tmp_path: Path) -> None:
     write_dflash(tmp_path / "dflash")
-    with pytest.raises(ConfigError, match=r"dflash' is of format 'dflash'; on a GPU it must be one of eagle3, eagle$"):
+    with pytest.raises(
+        ConfigError, match=r"dflash' is of format 'dflash'; on a GPU it must be one of eagle3, eagle, mtp$"
+    ):
         build(str(tmp_path / "dflash"))
     write_eagle(tmp_path / "eagle")
     with pytest.raises(
@@ -71,13 +71,3 @@ def test_heads_that_a_gpu_does_not_run_are_refused_by_name(tmp_path: Path) -> No
         match="on a GPU eagle heads need a target whose implementation is 'own'; this one's is 'transformers'",
     ):
         build(str(tmp_path / "eagle"), implementation="transformers")
-
-
-def test_a_checkpoint_s_head_is_left_out_and_why_is_said(tmp_path: Path) -> None:
-    write_mtp(tmp_path, "glm4_moe", vocab_size=512)
-    loaded, said = load_model(str(tmp_path), torch.float32, implementation="auto"), list[str]()
-    config = CONFIG.model_copy(update={"model": str(tmp_path)})
-    assert load_cuda_head(config, ModelRole("target", draft_head="auto"), loaded, said.append) is None
-    [line] = said
-    assert line.startswith("without a draft head: draft_head ")
-    assert line.endswith("is of format 'mtp'; on a GPU it must be one of eagle3, eagle")

@@ -15,6 +15,7 @@ from paceline.engine.head_loading import LoadedHead, load_head, unasked
 from paceline.engine.models.draft_heads.eagle import EAGLE
 from paceline.engine.models.draft_heads.eagle3 import EAGLE3
 from paceline.engine.models.model_config import ModelConfig, TextConfig
+from paceline.engine.models.mtp import MTP_FORMAT, LoadedMtp
 from paceline.engine.models.quantization import INT8, NO_QUANTIZATION
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -26,11 +27,19 @@ class HeadKind(NamedTuple):
     targets: tuple[str, ...]
 
 
+def _mtp(head: LoadedMtp, model: Any, quantization: str, _: None, device: torch.device) -> CudaDraftHead:
+    # Here, because it imports torch's compiler, which our own layers do not need.
+    from paceline.engine.cuda.draft_heads.mtp import CudaMtp
+
+    return CudaMtp(head, model, quantization, device)
+
+
 OWN, MODULES = ModelConfig.implementation, TextConfig.implementation
 # By format, as the model info names it.
 KINDS = {
     EAGLE3.name: HeadKind(CudaEagle3, (OWN, MODULES)),
     EAGLE.name: HeadKind(CudaEagle, (OWN,)),
+    MTP_FORMAT: HeadKind(_mtp, (MODULES,)),
 }
 
 
