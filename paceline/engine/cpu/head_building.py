@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.engine.cpu.block_drafting import BlockDrafting
+from paceline.engine.cpu.block_drafting import CpuBlockDrafting
 from paceline.engine.cpu.dflash import CpuDFlash
 from paceline.engine.cpu.draft_head import DraftHead
 from paceline.engine.cpu.eagle import CpuEagle
@@ -80,6 +80,6 @@ class HeadKind(NamedTuple):
 KINDS = {
     EAGLE3.name: HeadKind(_eagle3, CpuHeadDrafting),
     EAGLE.name: HeadKind(_of_own_layers(CpuEagle), CpuHeadDrafting),
-    DFLASH.name: HeadKind(_of_own_layers(CpuDFlash), BlockDrafting),
+    DFLASH.name: HeadKind(_of_own_layers(CpuDFlash), CpuBlockDrafting),
     MTP_FORMAT: HeadKind(_mtp, CpuHeadDrafting),
 }
