@@ -33,13 +33,25 @@ class BlockDrafting(HeadDrafting):
         context: positions of which it reads what was kept; tokens: of the blocks' rows, which follow the context's.
         """
 
+    @property
+    def num_at_once(self) -> int:
+        """Returns how many blocks have room in MAX_ROWS."""
+        return max(1, MAX_ROWS // self._config.block_size)
+
     def _draft_behind(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> None:
+        for first in range(0, len(drafting), self.num_at_once):
+            self._draft_together(drafting[first : first + self.num_at_once])
+
+    def _draft_together(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> None:
         context, blocks, tokens = list[TokenSpan](), list[TokenSpan](), list[int]()
+        num_lacking = sum(wanted.position - 1 - sequence.num_head_read for wanted, sequence in drafting)
+        most = MAX_ROWS if num_lacking <= MAX_ROWS else MAX_ROWS // len(drafting)
         for wanted, sequence in drafting:
             end = wanted.position - 1
-            while (first := sequence.num_head_read) < end - MAX_ROWS:
-                self._run([TokenSpan(0, MAX_ROWS, first, sequence.blocks)], [], [])
-                sequence.num_head_read += MAX_ROWS
+            while end - (first := sequence.num_head_read) > most:
+                num_rows = min(MAX_ROWS, end - first)
+                self._run([TokenSpan(0, num_rows, first, sequence.blocks)], [], [])
+                sequence.num_head_read += num_rows
             context.append(_behind(context, end - first, first, sequence.blocks))
             sequence.num_head_read = end
         for wanted, sequence in drafting:
