@@ -1,5 +1,6 @@
 """A head's chains on a GPU against those of `speculators` (tests/data), as the CPU's tests compare them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,13 @@ from paceline.engine.cuda.draft_heads.draft_head import CudaDraftHead
 from paceline.engine.cuda.draft_heads.eagle import CudaEagle
 from paceline.engine.cuda.draft_heads.eagle3 import CudaEagle3
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
+from paceline.engine.head_loading import rows_to_lend
 from paceline.engine.models.draft_heads.loading import load_draft_head
+from paceline.engine.models.weights import load_model
+from tests.draft_heads import write_head
 from tests.engine.cpu import test_eagle, test_eagle3
 from tests.engine.cuda.device import DEVICE
+from tests.engine.feeding import EMBEDDINGS
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 8, 5, 32
 BLOCKS = [2, 0, 3, 1]
@@ -86,3 +91,16 @@ def test_eagle_chains_are_the_reference(variant: str) -> None:
     )  # fmt: skip
     head = CudaEagle(loaded, own, "none", None, DEVICE)
     check_chains(head, head.fuse([expected["raw"].to(DEVICE)]), expected, torch.arange(target.vocab_size))
+
+
+@torch.inference_mode()
+def test_a_whole_vocabulary_may_be_in_another_order(tmp_path: Path) -> None:
+    order = torch.randperm(512, generator=torch.Generator().manual_seed(4))
+    ids = {"d2t": order - torch.arange(512), "t2d": torch.ones(512, dtype=torch.bool)}
+    write_head(tmp_path, ids, draft_vocab_size=512, norm_output=True)
+    loaded = load_model("dummy:tiny", torch.float32)
+    head = load_draft_head(str(tmp_path), loaded.config, loaded.weights_fingerprint, torch.float32)
+    rows, embeddings = rows_to_lend(head, loaded, torch.float32), loaded.tensors[EMBEDDINGS]
+    built = CudaEagle3(head, lender(loaded.config, embeddings), "none", rows, DEVICE)
+    x = torch.randn(3, loaded.config.hidden_size, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(built.logits(x.to(DEVICE)).cpu(), x @ embeddings.T, rtol=1e-4, atol=1e-4)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -62,7 +63,7 @@ class HeadParts:
         self._embedding = None if own is None else own.to(device)
         rows = self._tensors.pop("lm_head.weight", lent_rows)
         self.output = None if rows is None else self._make(rows, None)
-        is_whole = len(head.ids) == self._vocab_size
+        is_whole = np.array_equal(head.ids, np.arange(self._vocab_size))
         self._ids = None if is_whole else torch.from_numpy(head.ids).to(device)  # [head_size]
 
     def linear(self, name: str) -> CudaLinear:
