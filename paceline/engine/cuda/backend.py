@@ -9,9 +9,7 @@ import torch
 from paceline.engine.backend import Backend, DraftHeadFacts, Progress, copying
 from paceline.engine.cuda.batch_invariance import check_batch_invariance
 from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
-from paceline.engine.cuda.draft_heads.draft_head import CudaDraftHead
-from paceline.engine.cuda.draft_heads.head_drafting import CudaHeadDrafting
-from paceline.engine.cuda.draft_heads.loading import build_cuda_head, load_cuda_head
+from paceline.engine.cuda.draft_heads.loading import MakeDrafting, build_cuda_head, load_cuda_head
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.llama import CudaLlama, CudaModel
 from paceline.engine.cuda.paged_attention import tiles_at_once
@@ -83,22 +81,22 @@ def build_on(
     # What every matrix becomes.
     by_role = NO_QUANTIZATION if role.batch_invariant else INT8
     quantization = by_role if config.quantization == "auto" else config.quantization
-    dtype, loaded_head, head = DTYPES[config.dtype], load_cuda_head(config, role, loaded, progress), None
+    dtype, loaded_head, make_drafting = DTYPES[config.dtype], load_cuda_head(config, role, loaded, progress), None
     with torch.inference_mode():
         lent_rows = rows_to_lend(loaded_head, loaded, dtype)
         model = _build_model(loaded, dtype, quantization, max_model_len, batch_invariant, device)
         if loaded_head is not None:
             with unasked(role, progress):
-                head = build_cuda_head(loaded_head, model, lent_rows, config, device)
+                make_drafting = build_cuda_head(loaded_head, model, lent_rows, config, device)
     graph_shapes = None
     if model.has_graphs:
         graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
-    budget = _fit(config, model, head, graph_shapes, batch_invariant, device, memory)
+    budget = _fit(config, model, make_drafting, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
     # One more block, which no sequence holds (see `forward_plan`).
     attention, drafting = model.make_cache(budget.num_blocks + 1, block_size), None
-    if head is not None:
-        drafting = CudaHeadDrafting(head, budget.num_blocks + 1, block_size, device)
+    if make_drafting is not None:
+        drafting = make_drafting(budget.num_blocks + 1, block_size)
     progress("checking batch invariance")
     check = check_batch_invariance(model, attention, batch_invariant, device)
     runner = CudaRunner(model, attention, batch_invariant, graph_shapes, device, drafting)
@@ -144,7 +142,7 @@ def _build_model(
 def _fit(
     config: EngineConfig,
     model: CudaModel,
-    head: CudaDraftHead | None,
+    make_drafting: MakeDrafting | None,
     graph_shapes: GraphShapes | None,
     batch_invariant: bool,
     device: torch.device,
@@ -156,7 +154,7 @@ def _fit(
     num_rows = min(config.max_num_batched_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = model.make_cache(num_blocks + 1, block_size)
-    drafting = None if head is None else CudaHeadDrafting(head, num_blocks + 1, block_size, device)
+    drafting = None if make_drafting is None else make_drafting(num_blocks + 1, block_size)
     activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device, drafting))
     graphs = 0
     if graph_shapes is not None and isinstance(model, CudaLlama):

@@ -79,12 +79,19 @@ class CudaLayer:
         x: [num_rows, hidden_size]; row: what queries, keys and values are products of, [num_rows, in_features]; index: of
         the layer in `attention`.
         """
-        num_rows, config = len(x), self._config
-        qkv = self.qkv(row).view(num_rows, -1, config.head_dim)
+        return self.add_attended(x, self.attend(row, index, plan, attention))
+
+    def attend(self, row: torch.Tensor, index: int, plan: ForwardPlan, attention: CudaPagedAttention) -> torch.Tensor:
+        """Writes the rows' keys and values, and returns what they attend to: [num_rows, heads, head_dim]."""
+        qkv = self.qkv(row).view(len(row), -1, self._config.head_dim)
         keys, values = attention.keys[index], attention.values[index]
         queries = rotate_and_place(qkv, plan.positions, plan.slots, self.rotation, keys, values)
-        mixed = attention.attend(index, queries, plan, self.scoring)
-        added, scale = self.output(mixed.view(num_rows, -1)), float(config.scales.residual)
+        return attention.attend(index, queries, plan, self.scoring)
+
+    def add_attended(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Computes what follows attention, as `run`. mixed: [num_rows, heads, head_dim]."""
+        config, scale = self._config, float(self._config.scales.residual)
+        added = self.output(mixed.view(len(x), -1))
         gate_up = self.gate_up(add_and_norm(x, added, self.mlp_norm, config.norm_eps, self.output_norm, scale))
         return self.down(activate(gate_up, config.activation))
 

@@ -103,7 +103,7 @@ def compile_attention() -> None:
                 {
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
                     "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": ATTENTION_PART_TOKENS, "CHUNK": chunk_tokens(head_dim),
-                    "WINDOW": window, "CAP": cap, "FIRST": first,
+                    "WINDOW": window, "CAP": cap, "FIRST": first, "AHEAD": first > 0,
                 },
                 attention.warps_of(tile_rows),
                 attention.NUM_STAGES,
@@ -117,7 +117,7 @@ def compile_attention() -> None:
             },
             {
                 "HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": ATTENTION_PART_TOKENS, "WINDOW": window,
-                "HAS_SINKS": window > 0,
+                "HAS_SINKS": window > 0, "AHEAD": window == 0,
             },
         )  # fmt: skip
 

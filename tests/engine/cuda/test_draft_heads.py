@@ -9,15 +9,18 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.engine.batch import Batch, TokenSpan
+from paceline.engine.cuda.draft_heads.block_drafting import CudaBlockDrafting
+from paceline.engine.cuda.draft_heads.dflash import CudaDFlash
 from paceline.engine.cuda.draft_heads.draft_head import CudaDraftHead
 from paceline.engine.cuda.draft_heads.eagle import CudaEagle
 from paceline.engine.cuda.draft_heads.eagle3 import CudaEagle3
+from paceline.engine.cuda.draft_heads.head_drafting import SlottedStates
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.head_loading import rows_to_lend
 from paceline.engine.models.draft_heads.loading import load_draft_head
 from paceline.engine.models.weights import load_model
 from tests.draft_heads import write_head
-from tests.engine.cpu import test_eagle, test_eagle3
+from tests.engine.cpu import test_dflash, test_eagle, test_eagle3
 from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import EMBEDDINGS
 
@@ -91,6 +94,31 @@ def test_eagle_chains_are_the_reference(variant: str) -> None:
     )  # fmt: skip
     head = CudaEagle(loaded, own, "none", None, DEVICE)
     check_chains(head, head.fuse([expected["raw"].to(DEVICE)]), expected, torch.arange(target.vocab_size))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("variant", test_dflash.VARIANTS)
+def test_dflash_blocks_are_the_reference(variant: str) -> None:
+    """Each over what the ones before have left, of the whole size and of a smaller one."""
+    expected, target = load_file(test_dflash.DATA / f"{variant}.expected.safetensors"), test_eagle.made_for()
+    loaded = load_draft_head(str(test_dflash.DATA / variant), target, "", torch.float32)
+    ids, rows = torch.from_numpy(loaded.ids), expected["lm_head"].to(DEVICE)
+    own = lender(target, expected["embeddings"], project=lambda x: x @ rows.T)
+    head = CudaDFlash(loaded, own, "none", None, DEVICE)
+    assert loaded.tensors == {}, "nothing is left unread"
+    drafting, done = CudaBlockDrafting(head, NUM_BLOCKS, BLOCK_SIZE, DEVICE), 0
+    positions, table = torch.arange(len(expected["hidden"])), torch.tensor(BLOCKS)
+    slots = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    states = [each.contiguous().to(DEVICE) for each in expected["hidden"].chunk(3, dim=1)]
+    drafting._keep(SlottedStates(dict(enumerate(states)), slots.to(DEVICE)), [])
+    for number, anchor in enumerate(expected["anchors"].tolist()):
+        for name, num_rows in (("few", 3), ("logits", 6)):
+            context = [TokenSpan(0, anchor - done, done, BLOCKS)]
+            blocks = [TokenSpan(anchor - done, num_rows, anchor, BLOCKS)]
+            tokens = [int(expected["tokens"][anchor]), *[loaded.config.mask_token_id] * (num_rows - 1)]
+            logits = head.logits(drafting._run(context, blocks, tokens)).cpu()
+            torch.testing.assert_close(logits[:, ids], expected[name][number], rtol=1e-5, atol=1e-5)
+            done = anchor
 
 
 @torch.inference_mode()

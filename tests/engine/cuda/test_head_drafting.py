@@ -17,8 +17,8 @@ from paceline.engine.backend import copying
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence as CacheSequence
 from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.cpu.head_building import KINDS as CPU_HEADS
 from paceline.engine.cpu.head_building import build_head
-from paceline.engine.cpu.head_drafting import CpuHeadDrafting
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.cuda.draft_heads.head_drafting import CudaHeadDrafting
 from paceline.engine.cuda.draft_heads.loading import KINDS as HEADS
@@ -82,7 +82,7 @@ def gpu_parts(kind: str) -> tuple[GpuFeeder, CudaHeadDrafting]:
     feeder, (head, rows) = GpuFeeder.of(CONFIG.model, torch.float32, batch_invariant=False), load(kind)
     with torch.inference_mode():
         built = HEADS[kind].build(head, feeder.model, "none", rows, DEVICE)
-    return feeder, CudaHeadDrafting(built, NUM_BLOCKS, BLOCK_SIZE, DEVICE)
+    return feeder, HEADS[kind].drafting(built, NUM_BLOCKS, BLOCK_SIZE, DEVICE)
 
 
 def make_gpu(kind: str, graph_shapes: GraphShapes | None = None) -> Target:
@@ -97,7 +97,7 @@ def make_cpu(kind: str) -> Target:
     attention = model.make_cache(NUM_BLOCKS, BLOCK_SIZE)
     float32 = np.dtype(np.float32)
     built = build_head(head, model, rows, CONFIG, model.max_model_len)
-    drafting = CpuHeadDrafting(model, built, NUM_BLOCKS, BLOCK_SIZE, float32, float32)
+    drafting = CPU_HEADS[kind].drafting(model, built, NUM_BLOCKS, BLOCK_SIZE, float32, float32)
     return Target(CpuRunner(model, attention, drafting), copying(attention.copy_blocks, drafting.copy_blocks))
 
 
@@ -130,10 +130,12 @@ def check_drafts(result: VerifyJobResult, theirs: VerifyJobResult) -> None:
 
 
 # Triton's interpreter takes seconds for each.
-KINDS = pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle", marks=pytest.mark.campaign)])
+KINDS = pytest.mark.parametrize(
+    "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("eagle", "dflash"))]
+)
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("eagle3", 0.0), ("eagle", 0.7)])
+@pytest.mark.parametrize(("kind", "temperature"), [("eagle3", 0.0), ("eagle", 0.7), ("dflash", 0.7)])
 def test_drafts_follow_the_accepted_ones(kind: str, temperature: float) -> None:
     """Whatever rejected ones have left in the cache, with and without drafts of the head's own behind them."""
     target, context = make_gpu(kind, SHAPES), [*PROMPT]

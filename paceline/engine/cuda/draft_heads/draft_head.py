@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from paceline.engine.cuda.forward_plan import ForwardPlan
 from paceline.engine.cuda.llama import CudaLayer, CudaModel, Ropes, place_logits
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, require_head_dim
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
-from paceline.engine.head_drafting import FIRST_POSITION
 from paceline.engine.models.draft_heads.head import DraftHeadConfig, LoadedDraftHead
 
 
@@ -58,13 +57,13 @@ class HeadParts:
         # Drafts change no output, so the bits of a row may depend on the others.
         self._make = partial(make_cuda_linear, quantization=quantization, batch_invariant=False, device=device)
         self.dtype = self._tensors["fc.weight"].dtype
-        self._vocab_size = target.config.vocab_size
         own = self._tensors.pop("embed_tokens.weight", None)
         self._embedding = None if own is None else own.to(device)
         rows = self._tensors.pop("lm_head.weight", lent_rows)
         self.output = None if rows is None else self._make(rows, None)
-        is_whole = np.array_equal(head.ids, np.arange(self._vocab_size))
+        is_whole = np.array_equal(head.ids, np.arange(target.config.vocab_size))
         self._ids = None if is_whole else torch.from_numpy(head.ids).to(device)  # [head_size]
+        self._ropes = Ropes.of(self.layer_config, target.max_model_len, device)
 
     def linear(self, name: str) -> CudaLinear:
         return self._make(self._tensors.pop(f"{name}.weight"), self._tensors.pop(f"{name}.bias", None))
@@ -74,11 +73,11 @@ class HeadParts:
         weight = self._tensors.pop(f"{name}.weight", None)
         return None if weight is None else weight.float().to(self.device)
 
-    def layer(self, prefix: str) -> CudaLayer:
+    def layer(self, index: int = 0, **scoring: Any) -> CudaLayer:
+        """scoring: fields that differ from a target's."""
         config = self.layer_config
-        ropes = Ropes.of(config, self._target.max_model_len, self.device)
-        made = CudaLayer(self._tensors, prefix, config, self._make, ropes, config.layers[0])
-        made.scoring = replace(made.scoring, first=FIRST_POSITION)
+        made = CudaLayer(self._tensors, f"layers.{index}.", config, self._make, self._ropes, config.layers[index])
+        made.scoring = replace(made.scoring, **scoring)
         return made
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:

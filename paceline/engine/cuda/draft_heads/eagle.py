@@ -7,7 +7,8 @@ from paceline.engine.cuda.forward_plan import ForwardPlan
 from paceline.engine.cuda.llama import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.row_kernels import add_and_norm
-from paceline.engine.models.draft_heads.eagle import LAYER, EagleConfig
+from paceline.engine.head_drafting import FIRST_POSITION
+from paceline.engine.models.draft_heads.eagle import EagleConfig
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 
 
@@ -23,7 +24,7 @@ class CudaEagle:
         self._parts = parts = HeadParts(head, target, quantization, lent_rows, device)
         self._fuse = parts.linear("fc")
         self._embedding_norm, self._norm = parts.norm("embedding_layernorm"), parts.norm("pre_lm_head_layernorm")
-        self._layer = parts.layer(LAYER)
+        self._layer = parts.layer(first=FIRST_POSITION)
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
         return self._parts.make_cache(num_blocks, block_size)

@@ -7,6 +7,7 @@ from paceline.engine.cuda.forward_plan import ForwardPlan
 from paceline.engine.cuda.llama import CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.row_kernels import add_and_norm
+from paceline.engine.head_drafting import FIRST_POSITION
 from paceline.engine.models.draft_heads.eagle3 import LAYER, Eagle3Config
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 
@@ -23,7 +24,7 @@ class CudaEagle3:
         self._fuse, self._states_norm = parts.linear("fc"), parts.norm("input_norm")
         self._state_norms = [parts.norm(f"fc_norm.{index}") for index in range(len(config.taps))]
         self._hidden_norm, self._norm = parts.norm(f"{LAYER}hidden_norm"), parts.norm("norm")
-        self._layer = parts.layer(LAYER)
+        self._layer = parts.layer(first=FIRST_POSITION)
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
         return self._parts.make_cache(num_blocks, block_size)

@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine.batch import Batch, TokenSpan
 from paceline.engine.cuda.draft_heads.draft_head import CudaDraftHead
-from paceline.engine.cuda.forward_plan import Field, ForwardShape, Staging
+from paceline.engine.cuda.forward_plan import Field, ForwardPlan, ForwardShape, Staging
 from paceline.engine.cuda.llama import States
 from paceline.engine.cuda.sampling.table_sampler import TableSampler
 from paceline.engine.head_drafting import MAX_ROWS, HeadDrafting, measured_drafts
@@ -50,28 +50,40 @@ class CudaHeadDrafting(HeadDrafting):
 
     def run_largest(self, num_drafts: int, max_len: int) -> None:
         """Runs the largest forward pass at the end of the longest context, with at most `num_drafts` drafts."""
-        num_tokens, num_blocks = min(MAX_ROWS, max_len), self._num_blocks - 1
-        blocks = [index % num_blocks for index in range(-(-max_len // self._block_size))]
-        spans = [TokenSpan(0, num_tokens, max_len - num_tokens, blocks)]
+        num_tokens = min(MAX_ROWS, max_len)
+        spans = [TokenSpan(0, num_tokens, max_len - num_tokens, self._repeated_blocks(max_len))]
         wanted = np.arange(num_tokens)[-num_drafts:]
         outputs = self._forward(Batch(np.zeros(num_tokens, np.int64), spans, wanted), None)
         self._draft(outputs, measured_drafts(len(wanted)))
+
+    def _repeated_blocks(self, length: int) -> list[int]:
+        """Returns a table for so many tokens, which has few blocks many times."""
+        return [index % (self._num_blocks - 1) for index in range(-(-length // self._block_size))]
 
     def _keep(self, states: SlottedStates, spans: Sequence[TokenSpan]) -> None:
         """Keeps all rows: those that no head reads take no longer, and have a place of their own."""
         self._hidden.flatten(0, 1).index_copy_(0, states.slots.long(), self._head.fuse(list(states.states.values())))
 
     def _forward(self, batch: Batch, hidden: torch.Tensor | None) -> torch.Tensor:
-        more = [Field((batch.num_tokens,), torch.int64)]
-        shape = ForwardShape.of(batch, batch_invariant=False)
+        # Nothing is before position 0, which no other position attends to.
+        plan, before = self._send(batch, batch.spans if hidden is None else (), -1)
+        return self._head.forward(plan, before if hidden is None else hidden, self._attention)[plan.wanted]
+
+    def _send(
+        self, batch: Batch, spans: Sequence[TokenSpan], offset: int, num_together: int = 1
+    ) -> tuple[ForwardPlan, torch.Tensor]:
+        """Returns also what was kept of the positions at this offset from the spans': [num_tokens, hidden_size].
+
+        num_together: see `ForwardShape.of`.
+        """
+        places = [self._places(span, offset) for span in spans]
+        slots = np.concatenate([np.empty(0, np.int64), *(block * self._block_size + at for block, at in places)])
+        shape = ForwardShape.of(batch, batch_invariant=False, num_together=num_together)
+        more = [Field(slots.shape, torch.int64)]
         staging = Staging(shape, self._num_blocks, self._block_size, self._device, more)
-        places = [self._places(span, -1) for span in batch.spans]
-        staging.more_on_host[0][:] = np.concatenate([block * self._block_size + offset for block, offset in places])
+        staging.more_on_host[0][:] = slots
         staging.fill(batch)
-        if hidden is None:
-            # Nothing is before position 0, which no other position attends to.
-            hidden = self._hidden.flatten(0, 1)[staging.more_on_device[0]]
-        return self._head.forward(staging.plan, hidden, self._attention)[staging.plan.wanted]
+        return staging.plan, self._hidden.flatten(0, 1)[staging.more_on_device[0]]
 
     def _samples(self, outputs: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sample]:
         return self._sampler.sample(self._head.logits(outputs), specs)
