@@ -27,12 +27,13 @@ from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine_config import EngineConfig
 from paceline.engine.head_loading import rows_to_lend
 from paceline.engine.models.draft_heads.loading import load_draft_head
+from paceline.engine.models.quantization import INT8
 from paceline.engine.models.weights import load_model
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Rule
 from target_server.verify_job import VerifyJob, VerifyJobResult, VerifySpec
 from tests.draft_heads import WRITERS
-from tests.engine.cuda.device import DEVICE
+from tests.engine.cuda.device import DEVICE, HALF
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import load_llama
 
@@ -68,26 +69,29 @@ class Target:
         return [job.result for job in jobs]
 
 
-def load(kind: str) -> tuple[Any, Any]:
+def load(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """A random head of this format, and the target's rows that it lacks."""
     with tempfile.TemporaryDirectory() as folder:
         WRITERS[kind](Path(folder))
-        loaded = load_model(CONFIG.model, torch.float32)
-        head = load_draft_head(folder, loaded.config, loaded.weights_fingerprint, torch.float32)
-        return head, rows_to_lend(head, loaded, torch.float32)
+        loaded = load_model(CONFIG.model, dtype)
+        head = load_draft_head(folder, loaded.config, loaded.weights_fingerprint, dtype)
+        return head, rows_to_lend(head, loaded, dtype)
 
 
 @functools.cache
-def gpu_parts(kind: str) -> tuple[GpuFeeder, CudaHeadDrafting]:
-    feeder, (head, rows) = GpuFeeder.of(CONFIG.model, torch.float32, batch_invariant=False), load(kind)
+def gpu_parts(
+    kind: str, dtype: torch.dtype = torch.float32, quantization: str = "none"
+) -> tuple[GpuFeeder, CudaHeadDrafting]:
+    """quantization: of the head."""
+    feeder, (head, rows) = GpuFeeder.of(CONFIG.model, dtype, batch_invariant=False), load(kind, dtype)
     with torch.inference_mode():
-        built = HEADS[kind].build(head, feeder.model, "none", rows, DEVICE)
+        built = HEADS[kind].build(head, feeder.model, quantization, rows, DEVICE)
     return feeder, HEADS[kind].drafting(built, NUM_BLOCKS, BLOCK_SIZE, DEVICE)
 
 
-def make_gpu(kind: str, graph_shapes: GraphShapes | None = None) -> Target:
-    """With a pool of its own: what is in the cache is left from others."""
-    feeder, drafting = gpu_parts(kind)
+def make_gpu(kind: str, graph_shapes: GraphShapes | None = None, *numbers: Any) -> Target:
+    """With a pool of its own: what is in the cache is left from others. numbers: see `gpu_parts`."""
+    feeder, drafting = gpu_parts(kind, *numbers)
     runner = CudaRunner(feeder.model, feeder.attention, False, graph_shapes, DEVICE, drafting)
     return Target(runner, copying(feeder.attention.copy_blocks, drafting.copy_blocks))
 
@@ -121,12 +125,12 @@ def check(result: VerifyJobResult, kind: str, context: list[int], temperature: f
     check_drafts(result, theirs)
 
 
-def check_drafts(result: VerifyJobResult, theirs: VerifyJobResult) -> None:
+def check_drafts(result: VerifyJobResult, theirs: VerifyJobResult, error: float = 1e-4) -> None:
     ours, others = result.next_drafts, theirs.next_drafts
     assert ours is not None
     assert others is not None
     assert (ours.position, ours.tokens) == (others.position, others.tokens)
-    assert ours.confidences == pytest.approx(others.confidences, rel=1e-4)
+    assert ours.confidences == pytest.approx(others.confidences, rel=error)
 
 
 # Triton's interpreter takes seconds for each.
@@ -221,6 +225,14 @@ def test_another_text_behind_a_truncate_is_read_afresh(kind: str) -> None:
     target.verify((sequence, [5, 6, 7], []), num_next=0)
     [result] = target.verify((sequence, [8], []))
     check(result, kind, [*PROMPT[:14], 5, 6, 7, 8])
+
+
+@KINDS
+def test_quantized_weights_of_few_bits_draft_nearly_alike(kind: str) -> None:
+    """As a server has them, whose targets are of 16 bits."""
+    target = make_gpu(kind, None, HALF, INT8)
+    [result] = target.verify((target.open(), PROMPT, []))
+    check_drafts(result, expected(kind, PROMPT), 0.05)
 
 
 def test_a_head_that_fails_costs_no_job_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
