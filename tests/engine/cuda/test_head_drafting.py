@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine import head_drafting
+from paceline.engine import block_drafting, head_drafting
 from paceline.engine.backend import copying
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence as CacheSequence
@@ -180,7 +180,8 @@ def test_no_token_depends_on_the_head() -> None:
 @pytest.mark.parametrize("at_a_time", [pytest.param(head_drafting.MAX_ROWS, marks=pytest.mark.campaign), 16])
 def test_sequences_draft_as_each_alone(kind: str, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of different lengths, one of them without the head; a prompt may be read in parts, also by the head."""
-    monkeypatch.setattr(head_drafting, "MAX_ROWS", at_a_time)
+    for module in (head_drafting, block_drafting):
+        monkeypatch.setattr(module, "MAX_ROWS", at_a_time)
     target, contexts = make_gpu(kind), [TOKENS[:3], TOKENS[3:30], TOKENS[30:64]]
     sequences = [target.open(uses_head=number != 1) for number in range(3)]
     results = target.verify(*((each, context, []) for each, context in zip(sequences, contexts, strict=True)), most=20)

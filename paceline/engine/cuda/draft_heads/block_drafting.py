@@ -1,5 +1,7 @@
 """A target that drafts a block of tokens in one forward pass of its head (see `engine.block_drafting`), on a GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -34,4 +36,7 @@ class CudaBlockDrafting(BlockDrafting, CudaHeadDrafting):
         masks = np.delete(np.arange(len(tokens)), starts)
         batch = Batch(np.array([0] * num_context + tokens), [*known, *blocks], masks)
         plan, kept = self._send(batch, known, 0, max((span.num_tokens for span in blocks), default=1))
+        if blocks:
+            # The last tiles, one a block: no one needs what the context attends to.
+            plan = replace(plan, tiles=plan.tiles[-len(blocks) :])
         return self._head.forward(plan, kept, self._attention)[plan.wanted]

@@ -46,13 +46,10 @@ class CudaDFlash:
         num_context, scale = len(context), float(self.config.layer.scales.residual)
         x, added, norm = self._parts.embed(plan.tokens[num_context:]), None, None
         for index, layer in enumerate(self._layers):
-            if len(x):
-                row = add_and_norm(x, added, layer.attention_norm, self._eps, norm, scale)
-                context_and_row = torch.cat((context, row))
-            else:
-                context_and_row = context
-            # All in one product, which reads the weights once. No one needs what the context attends to.
-            mixed = layer.attend(context_and_row, index, plan, attention)[num_context:]
+            # No kernel can be launched for no rows.
+            row = add_and_norm(x, added, layer.attention_norm, self._eps, norm, scale) if len(x) else x
+            # All in one product, which reads the weights once.
+            mixed = layer.attend(torch.cat((context, row)), index, plan, attention)[num_context:]
             if len(x):
                 added, norm = layer.add_attended(x, mixed), layer.down_norm
         return add_and_norm(x, added, self._norm, self._eps, norm, scale) if len(x) else x
