@@ -14,6 +14,7 @@ import torch
 
 from paceline.engine import block_drafting, head_drafting
 from paceline.engine.backend import copying
+from paceline.engine.batch import Batch
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence as CacheSequence
 from paceline.engine.cache.sequence import SequenceOptions
@@ -258,10 +259,27 @@ def test_nothing_is_kept_of_sequences_that_do_not_use_the_head(monkeypatch: pyte
     assert run.call_count == 0
 
 
-def test_forward_passes_are_timed_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_forward_passes_are_timed_by_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_drafting, "TIMED_ROWS", (1, 2, 64))
     monkeypatch.setattr(head_drafting, "REPEATS", 1)
-    _, drafting = gpu_parts("eagle3")
+    _, drafting = gpu_parts(kind)
     (_, first_s), (num_rows, second_s) = drafting.measure(0)
     assert num_rows == 2
     assert 0 < first_s <= second_s
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "dflash"])
+def test_the_largest_forward_pass_is_within_the_longest_context(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, drafting = gpu_parts(kind)
+    lengths: list[int] = []
+    send = drafting._send
+
+    def spy(batch: Batch, *others: Any) -> Any:
+        lengths.append(max(span.position + span.num_tokens for span in batch.spans))
+        return send(batch, *others)
+
+    monkeypatch.setattr(drafting, "_send", spy)
+    with torch.inference_mode():
+        drafting.run_largest(num_drafts=2, max_len=20)
+    assert lengths == [20]

@@ -21,7 +21,7 @@ class CudaBlockDrafting(BlockDrafting, CudaHeadDrafting):
         return self._head.config
 
     def run_largest(self, num_drafts: int, max_len: int) -> None:
-        """Reads the longest context at a time, with at most `num_drafts` blocks."""
+        """Reads as much context as is read at a time, with at most `num_drafts` blocks."""
         table, size = self._repeated_blocks(max_len), min(self._config.block_size, max_len)
         num_context, num_blocks = min(MAX_ROWS, max_len), min(num_drafts, self.num_at_once)
         context = [TokenSpan(0, num_context, 0, table)]

@@ -1,4 +1,4 @@
-"""Samples rows one by one as the table's kernels do, outside of a program: a copy to the GPU, and one back."""
+"""Samples with the table's kernels outside of a program: a copy to the GPU, and one back."""
 
 from collections.abc import Sequence as Seq
 
