@@ -19,6 +19,6 @@ class TargetSettings(ModelServerSettings):
     listen: ListenAddress = Field(TARGET_ADDRESS, description="HOST:PORT or unix:PATH")
     draft_head: str = Field(
         "auto",
-        description="CPU only: folder of a draft head (EAGLE-3) made for the model, with which it drafts for itself; "
+        description="folder of a draft head (EAGLE-3) made for the model, with which it drafts for itself; "
         "none: no head; auto: the one that comes with Paceline or in the checkpoint (MTP), if there is one",
     )

@@ -31,13 +31,26 @@ class DraftHeadFacts:
     measure: Callable[[int], list[tuple[int, float]]]
 
 
+# `copy_blocks(sources, destinations)`
+CopyBlocks = Callable[[list[int], list[int]], None]
+
+
+def copying(*copies: CopyBlocks) -> CopyBlocks:
+    """Returns what copies the blocks of several caches."""
+
+    def copy_blocks(sources: list[int], destinations: list[int]) -> None:
+        for copy in copies:
+            copy(sources, destinations)
+
+    return copy_blocks
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A model on its device."""
 
     runner: StepRunner
-    # `copy_blocks(sources, destinations)`
-    copy_blocks: Callable[[list[int], list[int]], None]
+    copy_blocks: CopyBlocks
     num_blocks: int
     # Slots for states of recurrent layers; none if there are no such layers.
     states: StatePool = field(default_factory=StatePool, kw_only=True)

@@ -127,8 +127,6 @@ def _backend_builder(config: EngineConfig, role: ModelRole) -> BuildBackend:
             raise ConfigError(
                 f"vocab_size is {role.vocab_size}; on a GPU a draft is chosen from the whole vocabulary (0)"
             )
-        if role.draft_head not in ("auto", "none"):
-            raise ConfigError(f"draft_head is {role.draft_head!r}; on a GPU it must be 'none'")
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda', but torch finds no CUDA device")
         from paceline.engine.cuda.backend import build_cuda

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress
+from paceline.engine.backend import Backend, BatchCheck, DraftHeadFacts, Progress, copying
 from paceline.engine.cache.state_pool import SNAPSHOT_TOKENS, num_slots_for
 from paceline.engine.cpu.batch_invariance import check_batch_invariance
-from paceline.engine.cpu.head_drafting import HeadDrafting, head_block_bytes
-from paceline.engine.cpu.head_loading import KINDS, LoadedHead, build_head, load_head, rows_to_lend, unasked
+from paceline.engine.cpu.head_building import KINDS, build_head
+from paceline.engine.cpu.head_drafting import CpuHeadDrafting, head_block_bytes
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantized.instructions import DOT
 from paceline.engine.cpu.llama import CpuLlama
@@ -24,6 +24,7 @@ from paceline.engine.cpu.narrow_head import NarrowHead, draft_vocab_size
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.runner import CpuModel, CpuRunner
 from paceline.engine.engine_config import EngineConfig, ModelRole
+from paceline.engine.head_loading import LoadedHead, load_head, rows_to_lend, unasked
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.gguf.tensors import FileTensor, Parts
 from paceline.engine.models.model_config import ModelConfig, TextConfig
@@ -114,11 +115,11 @@ def build_cpu(
     progress("warming up")
     runner.warm_up()
     give_back_freed()
-    facts, copy_blocks = None, _copying(attention.copy_blocks)
+    facts, copy_blocks = None, copying(attention.copy_blocks)
     if head is not None and drafting is not None:
         progress(f"drafts with the head {head.name} ({head.format})")
         facts = DraftHeadFacts(head.name, head.format, head.weights_fingerprint, drafting.measure)
-        copy_blocks = _copying(attention.copy_blocks, drafting.copy_blocks)
+        copy_blocks = copying(attention.copy_blocks, drafting.copy_blocks)
     return Backend(
         runner,
         copy_blocks,
@@ -130,17 +131,6 @@ def build_cpu(
         states=attention.states,
         draft_head=facts,
     )
-
-
-CopyBlocks = Callable[[list[int], list[int]], None]
-
-
-def _copying(*copies: CopyBlocks) -> CopyBlocks:
-    def copy_blocks(sources: list[int], destinations: list[int]) -> None:
-        for copy in copies:
-            copy(sources, destinations)
-
-    return copy_blocks
 
 
 def _num_bytes(tensors: Tensors) -> int:
@@ -155,7 +145,7 @@ def _bytes_of(tensor: torch.Tensor | FileTensor | Parts) -> int:
 
 
 # The model, its number of blocks, `check(block_size)`, and what drafts for it.
-_Built = tuple[CpuModel, int, Callable[[int], BatchCheck], HeadDrafting | None]
+_Built = tuple[CpuModel, int, Callable[[int], BatchCheck], CpuHeadDrafting | None]
 
 
 def _build_llama(

@@ -1,85 +1,24 @@
-"""A target that drafts a block of tokens in one forward pass of its head (see `models.draft_heads.dflash`).
-
-The context's keys and values are further layers of the target's blocks, and each position's depend on the tokens up to it alone: all
-that holds of `head_drafting` holds here. The rows of a block have theirs in the places behind the context, where the next context
-is written over them: nothing counts as read that the head has not read of the target's states.
-"""
-
-import math
-import time
-from collections.abc import Sequence
+"""A target that drafts a block of tokens in one forward pass of its head (see `engine.block_drafting`), on a CPU."""
 
 import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import TokenSpan
-from paceline.engine.cache.sequence import Sequence as CacheSequence
+from paceline.engine.block_drafting import BlockDrafting
 from paceline.engine.cpu.dflash import CpuDFlash
-from paceline.engine.cpu.head_drafting import MAX_ROWS, HeadDrafting, measured_drafts
-from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, parts
-from paceline.engine.sampling.specs import ConfidentSample
-from paceline.engine.scheduling.job import NextDrafts
+from paceline.engine.cpu.head_drafting import CpuHeadDrafting
+from paceline.engine.models.draft_heads.dflash import DFlashConfig
 
 
-class BlockDrafting(HeadDrafting):
+class CpuBlockDrafting(BlockDrafting, CpuHeadDrafting):
     _head: CpuDFlash
 
-    def _draft_behind(self, drafting: Sequence[tuple[NextDrafts, CacheSequence]]) -> None:
-        if not drafting:
-            return
-        context, blocks = list[TokenSpan](), list[TokenSpan]()
-        for wanted, sequence in drafting:
-            end = wanted.position - 1
-            while (first := sequence.num_head_read) < end - MAX_ROWS:
-                self._run([TokenSpan(0, MAX_ROWS, first, sequence.blocks)], [], [])
-                sequence.num_head_read += MAX_ROWS
-            context.append(_behind(context, end - first, first, sequence.blocks))
-            sequence.num_head_read = end
-        for wanted, sequence in drafting:
-            # As many masks as drafts are asked for: fewer rows than the head was trained with cost less.
-            num_rows = 1 + min(wanted.num_asked, self._head.config.block_size - 1)
-            blocks.append(_behind(blocks or context, num_rows, wanted.position - 1, sequence.blocks))
-        asked = [wanted for wanted, _ in drafting]
-        self._sample(self._run(context, blocks, [wanted.newest for wanted in asked]), blocks, asked)
+    @property
+    def _config(self) -> DFlashConfig:
+        return self._head.config
 
-    def _run(self, context: list[TokenSpan], blocks: list[TokenSpan], newest: Sequence[int]) -> Array:
-        """Returns the outputs of the blocks' masks: [num_masks, hidden_size]. newest: each block's first token."""
-        tokens = [
-            token
-            for first, span in zip(newest, blocks, strict=True)
-            for token in (first, *[self._head.config.mask_token_id] * (span.num_tokens - 1))
-        ]
+    def _run(self, context: list[TokenSpan], blocks: list[TokenSpan], tokens: list[int]) -> Array:
         plan = self._attention.plan(blocks, context, sees_ahead=True)
         outputs = self._head.forward(np.array(tokens, np.int64), self._kept(context), self._attention, plan)
         starts = np.cumsum([0, *(span.num_tokens for span in blocks)])[:-1]
         return np.delete(outputs, starts, 0)
-
-    def _sample(self, outputs: Array, blocks: list[TokenSpan], asked: Sequence[NextDrafts]) -> None:
-        """Adds drafts to each, up to the one that makes it less sure than asked for. outputs: [num_masks, hidden_size]."""
-        rows = [
-            (wanted, wanted.spec(wanted.position + place))
-            for wanted, span in zip(asked, blocks, strict=True)
-            for place in range(span.num_tokens - 1)
-        ]
-        for few in parts(len(rows), SAMPLED_BYTES // (4 * self._model.config.vocab_size)):
-            samples = self._sampler.sample(self._head.logits(outputs[few]), [spec for _, spec in rows[few]])
-            for (wanted, _), (sample, _) in zip(rows[few], samples, strict=True):
-                assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-                if not wanted.tokens or math.prod(wanted.confidences) >= wanted.min_probability:
-                    wanted.tokens.append(sample.token)
-                    wanted.confidences.append(sample.confidence)
-
-    def _measure(self, block: int, num_rows: int) -> float:
-        """Returns a draft's share of the time of this many blocks."""
-        size = min(self._head.config.block_size, self._block_size)
-        blocks = [TokenSpan(number * size, size, 0, [block]) for number in range(num_rows)]
-        drafts = measured_drafts(num_rows)
-        started_s = time.perf_counter()
-        self._sample(self._run([], blocks, [0] * num_rows), blocks, drafts)
-        return (time.perf_counter() - started_s) / (size - 1)
-
-
-def _behind(spans: list[TokenSpan], num_tokens: int, position: int, blocks: list[int]) -> TokenSpan:
-    """Returns a span whose rows follow those of `spans`."""
-    first = spans[-1].first_token + spans[-1].num_tokens if spans else 0
-    return TokenSpan(first, num_tokens, position, blocks)

@@ -12,9 +12,6 @@ from paceline.engine.cpu.kernels.attention import AttentionPlan
 from paceline.engine.cpu.paged_attention import CpuPagedAttention, KvShape
 from paceline.engine.models.model_config import TextConfig
 
-# No row of a head attends to position 0: there is no hidden state before it.
-FIRST_POSITION = 1
-
 
 class HeadTarget(Protocol):
     """A model whose hidden states a head can read."""

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.draft_head import FIRST_POSITION
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, part_address
 from paceline.engine.cpu.kernels.rows import rms_norm
@@ -15,6 +14,7 @@ from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.linear import make_cpu_linear
 from paceline.engine.cpu.llama import CpuLayer, Ropes
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.head_drafting import FIRST_POSITION
 from paceline.engine.models.draft_heads.eagle import LAYER, EagleConfig
 from paceline.engine.models.draft_heads.head import LoadedDraftHead
 from paceline.engine.models.model_config import TextConfig

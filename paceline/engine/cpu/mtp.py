@@ -1,26 +1,22 @@
 """An MTP head on a CPU (see `models.mtp`): the layer's modules over our cache, as the target's are."""
 
-import copy
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.draft_head import FIRST_POSITION
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, Scoring, part_address
 from paceline.engine.cpu.kernels.scalars import ELEMENTS, bits_of, pad_rows, tensor_of
 from paceline.engine.cpu.linear import make_cpu_linear
 from paceline.engine.cpu.modules_model import CpuModules, attend_rotated, make_matrix, scores_of, unrotated
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.head_drafting import FIRST_POSITION
 from paceline.engine.models.mtp import LoadedMtp
 from paceline.engine.modules.attention_interface import LayerGroup
-from paceline.engine.modules.build import build_decoder
+from paceline.engine.modules.build import build_decoder, norm_like
 from paceline.engine.modules.probe import probe_layer, run_decoder
-from paceline.errors import ConfigError
 
 
 class _LayerStep:
@@ -52,7 +48,7 @@ class CpuMtp:
         self.after = (target.config.source.num_hidden_layers + 1,)
         rotation, scoring = scores_of(form)
         self._scores = rotation, scoring._replace(first=FIRST_POSITION)
-        self._embedding_norm, self._hidden_norm = (_like(self._decoder, weight) for weight in norms)
+        self._embedding_norm, self._hidden_norm = (norm_like(self._decoder, weight) for weight in norms)
         self._embed = target.embed if embedding is None else bits_of(embedding.to(dtype)).__getitem__
         self._fuse = make(fusion.to(dtype), None)
         self.head = target.head if rows is None else Head(make(rows.to(dtype), None), None, source.vocab_size)
@@ -81,12 +77,3 @@ class CpuMtp:
         """outputs: rows of `forward` -> [num_rows, vocab_size] float32."""
         num_rows = len(outputs)
         return self.head(pad_rows(outputs, self.head.padded(num_rows)))[:num_rows]
-
-
-def _like(decoder: Any, weight: torch.Tensor) -> nn.Module:
-    """Returns a norm as the decoder's last one: how it computes with its weights differs from model to model."""
-    if not isinstance(norm := getattr(decoder, "norm", None), nn.Module):
-        raise ConfigError(f"{type(decoder).__name__} has no final norm")
-    made = copy.deepcopy(norm)
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    return made

@@ -9,7 +9,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cache.state_pool import StatePool, StateSpan
 from paceline.engine.cpu.head import Head
-from paceline.engine.cpu.head_drafting import HeadDrafting
+from paceline.engine.cpu.head_drafting import CpuHeadDrafting
 from paceline.engine.cpu.head_sampler import SAMPLED_BYTES, HeadSampler, parts
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.sampling.logprobs import RowLogprobs
@@ -68,7 +68,7 @@ class CpuModel(Protocol):
 class CpuRunner:
     """Runs engine steps, on the worker's thread only."""
 
-    def __init__(self, model: CpuModel, attention: Attention, drafting: HeadDrafting | None = None) -> None:
+    def __init__(self, model: CpuModel, attention: Attention, drafting: CpuHeadDrafting | None = None) -> None:
         """`drafting`: by the model's draft head, which only our own layers have."""
         self._model = model
         self._attention = attention
@@ -119,7 +119,9 @@ class CpuRunner:
         if drafting is not None:
             self._draft(drafting, shares, batch, states)
 
-    def _draft(self, drafting: HeadDrafting, shares: list[tuple[Job, int]], batch: Batch, states: list[Array]) -> None:
+    def _draft(
+        self, drafting: CpuHeadDrafting, shares: list[tuple[Job, int]], batch: Batch, states: list[Array]
+    ) -> None:
         """Drafts without risk: the jobs have their results already, and a head that fails is not used again."""
         try:
             drafting.run(shares, batch, states)
@@ -127,7 +129,7 @@ class CpuRunner:
             log.exception("the draft head failed; the target goes on without it")
             self._drafting = None
 
-    def _drafting_for(self, shares: list[tuple[Job, int]]) -> HeadDrafting | None:
+    def _drafting_for(self, shares: list[tuple[Job, int]]) -> CpuHeadDrafting | None:
         """Returns what reads the step's hidden states, if any of its sequences uses the draft head."""
         uses_it = self._drafting is not None and any(job.sequence.options.uses_draft_head for job, _ in shares)
         return self._drafting if uses_it else None

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.cuda.draft_heads.head_drafting import CudaHeadDrafting
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.llama import CudaModel
+from paceline.engine.cuda.llama import NO_STATES, CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import REMAINDER_ROWS, sample_remainder
@@ -79,24 +80,27 @@ _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, 
 
 
 def run_largest_step(
-    model: CudaModel, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device
-) -> None:
-    """Runs a step of `num_rows` tokens at the end of the longest context, all with logits.
+    model: CudaModel, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device,
+    drafting: CudaHeadDrafting | None,
+) -> None:  # fmt: skip
+    """Runs a step of `num_rows` tokens at the end of the longest context, all with logits, and drafts behind them.
 
-    `trial`: a cache with at least `num_rows` positions and one more block.
+    `trial`: a cache with at least `num_rows` positions and one more block; `drafting`: with as many blocks.
     """
     num_blocks = trial.num_blocks - 1
     blocks = [index % num_blocks for index in range(-(-model.max_model_len // trial.block_size))]
     builder = BatchBuilder()
     builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [True] * num_rows)
     batch = builder.build(num_rows)
-    logits = model.new_logits(num_rows)
-    program = Program(model, trial, ForwardShape.of(batch, batch_invariant), 0, logits, device)
+    logits, states = model.new_logits(num_rows), NO_STATES if drafting is None else drafting.new_states(num_rows)
+    program = Program(model, trial, ForwardShape.of(batch, batch_invariant), 0, logits, device, states)
     program.fill(batch, [], [], [])
     program.run()
     some = range(min(num_rows, REMAINDER_ROWS))
     for spec in _dearest_specs():
         list(sample_remainder(Sampler(TorchSampler()), program.logits[0], [spec] * len(some), some))
+    if drafting is not None:
+        drafting.run_largest(num_rows, model.max_model_len)
 
 
 def _dearest_specs() -> list[SampleSpec]:

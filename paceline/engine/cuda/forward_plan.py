@@ -77,14 +77,17 @@ class ForwardShape:
     tile_rows: int = SMALL_TILE_ROWS
 
     @classmethod
-    def of(cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0) -> "ForwardShape":
+    def of(
+        cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0, num_together: int = SMALL_TILE_ROWS
+    ) -> "ForwardShape":
         """Returns the smallest shape for a batch and `num_ahead` further steps.
 
-        With `batch_invariant` all tiles have the same number of rows.
+        With `batch_invariant` all tiles have the same number of rows. A tile has room for at least `num_together`.
         """
         _, counts, positions, _ = batch.extents.T
         longest, most = int((positions + counts).max()) + num_ahead, int(counts.max())
-        tile_rows = LARGE_TILE_ROWS if not batch_invariant and most > CHUNK_ROWS else SMALL_TILE_ROWS
+        is_large = num_together > SMALL_TILE_ROWS or (not batch_invariant and most > CHUNK_ROWS)
+        tile_rows = LARGE_TILE_ROWS if is_large else SMALL_TILE_ROWS
         num_tiles = len(counts) if most <= tile_rows else int(_num_tiles(counts, tile_rows).sum())
         return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // ATTENTION_PART_TOKENS), tile_rows)
 

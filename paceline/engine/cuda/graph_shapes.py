@@ -68,6 +68,10 @@ class GraphShapes:
         """Rows of logits in the largest shape, next steps included."""
         return max(shape.num_wanted * (1 + num_ahead) for shape, num_ahead in self.shapes())
 
+    def most_rows(self) -> int:
+        """Rows in the largest shape."""
+        return max(shape.num_rows for shape, _ in self.shapes())
+
     @property
     def _sequences(self) -> list[int]:
         return [size for size in SEQUENCES if size <= self.num_rows]

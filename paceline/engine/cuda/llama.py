@@ -1,5 +1,6 @@
 """The decoder forward pass on a GPU, over a flat batch, for the same models as `cpu.llama`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -45,7 +46,7 @@ class CudaLayer:
         ropes: Ropes,
         spec: LayerSpec,
     ) -> None:
-        architecture = config.architecture
+        architecture, self._config = config.architecture, config
         cos, sin = ropes.tables[spec.rope]
 
         def linear(*names: str, order: Array | None = None) -> CudaLinear:
@@ -66,6 +67,40 @@ class CudaLayer:
         self.rotation = Rotation(cos, sin, *head_norms, config.norm_eps, ropes.query_growth)
         self.scoring = Scoring(config.score_scale, config.scales.score_cap, spec.window)
 
+    @property
+    def products(self) -> tuple[CudaLinear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def run(
+        self, x: torch.Tensor, row: torch.Tensor, index: int, plan: ForwardPlan, attention: CudaPagedAttention
+    ) -> torch.Tensor:
+        """Adds attention to x. Returns what the caller is to add, with `down_norm`: [num_rows, hidden_size].
+
+        x: [num_rows, hidden_size]; row: what queries, keys and values are products of, [num_rows, in_features]; index: of
+        the layer in `attention`.
+        """
+        return self.add_attended(x, self.attend(row, index, plan, attention))
+
+    def attend(self, row: torch.Tensor, index: int, plan: ForwardPlan, attention: CudaPagedAttention) -> torch.Tensor:
+        """Writes the rows' keys and values, and returns what they attend to: [num_rows, heads, head_dim]."""
+        qkv = self.qkv(row).view(len(row), -1, self._config.head_dim)
+        keys, values = attention.keys[index], attention.values[index]
+        queries = rotate_and_place(qkv, plan.positions, plan.slots, self.rotation, keys, values)
+        return attention.attend(index, queries, plan, self.scoring)
+
+    def add_attended(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Computes what follows attention, as `run`. mixed: [num_rows, heads, head_dim]."""
+        config, scale = self._config, float(self._config.scales.residual)
+        added = self.output(mixed.view(len(x), -1))
+        gate_up = self.gate_up(add_and_norm(x, added, self.mlp_norm, config.norm_eps, self.output_norm, scale))
+        return self.down(activate(gate_up, config.activation))
+
+
+# What a draft head reads of a forward pass. By a number of layers, 0 for the embedding: all rows after them, [num_rows,
+# hidden_size].
+States = Mapping[int, torch.Tensor]
+NO_STATES: States = {}
+
 
 class CudaModel(Protocol):
     """A model on a GPU: our layers, or transformers' modules."""
@@ -84,13 +119,26 @@ class CudaModel(Protocol):
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention: ...
 
-    def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
+    def forward(
+        self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor, states: States = NO_STATES
+    ) -> torch.Tensor:
+        """Writes the plan's tokens to the cache, the wanted logits to out: [num_wanted, vocab_size] float32, and `states`."""
         ...
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """Returns an uninitialized [num_rows, vocab_size] float32 for `forward`."""
         ...
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [num_rows] -> [num_rows, hidden_size]."""
+        ...
+
+
+def place_logits(logits: torch.Tensor, ids: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    """Writes logits, [num_rows, head_size], to out, [num_rows, vocab_size] float32. ids: [head_size] int64; None: all."""
+    if ids is None:
+        return out.copy_(logits)
+    return out.fill_(UNKNOWN_LOGIT).index_copy_(1, ids, logits.float())
 
 
 class CudaLlama:
@@ -119,7 +167,8 @@ class CudaLlama:
             CudaLayer(tensors, f"model.layers.{i}.", config, make, ropes, spec) for i, spec in enumerate(config.layers)
         ]
         norm = tensors.pop("model.norm.weight").float() + config.architecture.norm_offset
-        # [hidden_size]. The head is linear, so the logits' factor can be the norm's.
+        self._last_norm = norm.to(device)  # [hidden_size]
+        # The head is linear, so the logits' factor can be the norm's.
         self._norm = (norm * config.scales.logit).to(device)
         # In the model's dtype, as transformers multiplies.
         self._embedding_scale = torch.tensor(config.scales.embedding, dtype=embedding.dtype).item()
@@ -130,8 +179,7 @@ class CudaLlama:
 
     @property
     def _products(self) -> list[CudaLinear]:
-        of_layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [*of_layers, self._head]
+        return [*(each for layer in self.layers for each in layer.products), self._head]
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
         shape, like = self.config, self._embedding
@@ -139,30 +187,42 @@ class CudaLlama:
             shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, like.dtype, like.device
         )
 
-    def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
+    def forward(
+        self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor, states: States = NO_STATES
+    ) -> torch.Tensor:
+        """Writes the plan's tokens to the cache, the wanted logits to out: [num_wanted, vocab_size] float32, and `states`."""
         eps, scale = self.config.norm_eps, float(self.config.scales.residual)
-        x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
-        if self._embedding_scale != 1:
-            x *= self._embedding_scale
+        x = self.embed(plan.tokens)
         added, added_norm = None, None
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(add_and_norm(x, added, layer.attention_norm, eps, added_norm, scale))
-            qkv = qkv.view(x.shape[0], -1, self.config.head_dim)
-            keys, values = attention.keys[index], attention.values[index]
-            queries = rotate_and_place(qkv, plan.positions, plan.slots, layer.rotation, keys, values)
-            mixed = attention.attend(index, queries, plan, layer.scoring)
-            added = layer.output(mixed.view(x.shape[0], -1))
-            gate_up = layer.gate_up(add_and_norm(x, added, layer.mlp_norm, eps, layer.output_norm, scale))
-            added, added_norm = layer.down(activate(gate_up, self.config.activation)), layer.down_norm
+            row = add_and_norm(x, added, layer.attention_norm, eps, added_norm, scale)
+            if index in states:
+                states[index].copy_(x)
+            added, added_norm = layer.run(x, row, index, plan, attention), layer.down_norm
         assert added is not None, "a model has layers"
+        if (last := states.get(len(self.layers))) is not None:
+            add_and_norm(last.copy_(x), added, None, eps, added_norm, scale)
         wanted = plan.wanted
         logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps, added_norm, scale))
-        if cap := self.config.scales.logit_cap:
-            logits = cap * torch.tanh(logits.float() / cap)
-        if self._head_ids is None:
-            return out.copy_(logits)
-        return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())
+        return place_logits(self._capped(logits), self._head_ids, out)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [num_rows] -> [num_rows, hidden_size]."""
+        x = functional.embedding(tokens, self._embedding)
+        return x if self._embedding_scale == 1 else x.mul_(self._embedding_scale)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns rows as the head's matrix reads them, but for the logits' factor. x: [num_rows, hidden_size]."""
+        return add_and_norm(x, None, self._last_norm, self.config.norm_eps)
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed: [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
+        logits = self._capped(self._head(normed).float() * self.config.scales.logit)
+        return place_logits(logits, self._head_ids, self.new_logits(len(normed)))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self.config.scales.logit_cap
+        return cap * torch.tanh(logits.float() / cap) if cap else logits
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """Returns an uninitialized [num_rows, vocab_size] float32 for `forward`."""

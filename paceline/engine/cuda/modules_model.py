@@ -7,12 +7,14 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.cuda.forward_plan import ForwardPlan
+from paceline.engine.cuda.llama import NO_STATES, States
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring, require_head_dim
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.models.model_config import TextConfig
 from paceline.engine.models.shapes import Tensors, Weight
 from paceline.engine.modules.attention_interface import LayerForm, LayerGroup, grouped
 from paceline.engine.modules.build import build_modules
+from paceline.engine.modules.hidden_states import recorded_states
 from paceline.engine.modules.probe import probe, run
 from paceline.errors import ConfigError
 
@@ -38,12 +40,12 @@ def _group_of(forms: dict[int, LayerForm]) -> LayerGroup:
     return group
 
 
-def _scoring(form: LayerForm, device: torch.device) -> Scoring:
+def scoring_of(form: LayerForm, device: torch.device) -> Scoring:
     sinks = None if form.sinks is None else form.sinks.detach().float().to(device)
     return Scoring(form.scale, form.cap, form.window, sinks)
 
 
-class _Step:
+class PagedStep:
     """Attention of one forward pass."""
 
     def __init__(self, scoring: dict[int, Scoring], cache: CudaPagedAttention, plan: ForwardPlan) -> None:
@@ -67,7 +69,7 @@ class CudaModules:
     ) -> None:  # fmt: skip
         """Moves the tensors to the GPU. Raises ConfigError if the engine can't run the model."""
         self.config, self.max_model_len = config, max_model_len
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
         self.num_bytes = 0
 
         def make(weight: Weight, bias: torch.Tensor | None, is_looked_up: bool) -> CudaMatrix:
@@ -82,17 +84,36 @@ class CudaModules:
         if rules:
             raise ConfigError(f"layer {min(rules)} is recurrent; such layers run on a CPU only")
         self._group = _group_of(forms)
-        self._scoring = {layer: _scoring(form, device) for layer, form in forms.items()}
+        self._scoring = {layer: scoring_of(form, device) for layer, form in forms.items()}
 
     def make_cache(self, num_blocks: int, block_size: int) -> CudaPagedAttention:
         num_layers, _, num_kv_heads, head_dim = self._group
-        return CudaPagedAttention(num_layers, num_blocks, block_size, num_kv_heads, head_dim, self._dtype, self._device)
+        return CudaPagedAttention(num_layers, num_blocks, block_size, num_kv_heads, head_dim, self.dtype, self._device)
 
-    def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
+    def forward(
+        self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor, states: States = NO_STATES
+    ) -> torch.Tensor:
+        """Writes the plan's tokens to the cache, the wanted logits to out: [num_wanted, vocab_size] float32, and `states`."""
         # Padding rows have position -1.
         rows = plan.tokens.long(), plan.positions.clamp_min(0).long(), plan.wanted.long()
-        return out.copy_(run(self._model, *rows, _Step(self._scoring, attention, plan)))
+        step = PagedStep(self._scoring, attention, plan)
+        if not states:
+            return out.copy_(run(self._model, *rows, step))
+        with recorded_states(self._model, tuple(states)) as recorded:
+            out.copy_(run(self._model, *rows, step))
+        for read, state in zip(states.values(), recorded, strict=True):
+            read.copy_(state[0])
+        return out
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed: [num_rows, hidden_size] -> [num_rows, vocab_size] float32."""
+        logits: torch.Tensor = self._model.get_output_embeddings().weight.matrix.multiply(normed)
+        return logits.float()
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [num_rows] -> [num_rows, hidden_size]."""
+        rows: torch.Tensor = self._model.get_input_embeddings()(tokens.long())
+        return rows
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """Returns an uninitialized [num_rows, vocab_size] float32 for `forward`."""

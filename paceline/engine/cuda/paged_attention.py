@@ -40,6 +40,10 @@ class Scoring:
     window: int = 0
     # [heads] float32: each head's score without a value, which takes a part of the weight; None: none.
     sinks: torch.Tensor | None = None
+    # The first position that rows see.
+    first: int = 0
+    # Whether the rows of a tile see those behind them in it, too.
+    sees_ahead: bool = False
 
 
 @triton.jit(do_not_specialize=["table_width", "num_parts"])
@@ -47,7 +51,7 @@ def _attend_part(
     queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(tiles + tile * 4)
@@ -61,6 +65,8 @@ def _attend_part(
         query = tl.arange(0, TILE_QUERIES)
         row, head = query // GROUP, kv_head * GROUP + query % GROUP
         is_query = row < num_rows
+        # The last position that each row sees.
+        reach = position + (0 * row + num_rows - 1 if AHEAD else row)
         d = tl.arange(0, HEAD_DIM)
         index = (first_row + row).to(tl.int64) * (GROUP * KV_HEADS) + head
         q = tl.load(queries + index[:, None] * HEAD_DIM + d[None, :], mask=is_query[:, None], other=0.0)
@@ -79,9 +85,11 @@ def _attend_part(
             if CAP > 0:
                 # tanh x = 2 sigmoid(2 x) - 1
                 scores = CAP * (2 * tl.sigmoid(2 * scores / CAP) - 1)
-            is_seen = token[None, :] <= (position + row)[:, None]
+            is_seen = token[None, :] <= reach[:, None]
             if WINDOW > 0:
                 is_seen &= token[None, :] > (position + row)[:, None] - WINDOW
+            if FIRST > 0:
+                is_seen &= token[None, :] >= FIRST
             scores = tl.where(is_seen, scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1))
             # Before a row attends to its first position, its peak is -inf. Subtract 0 instead, because -inf minus -inf
@@ -103,7 +111,7 @@ def _attend_part(
 def _add_parts(
     mixed, peaks, totals, tiles, sinks, out, num_parts,
     HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, TILE_ROWS: tl.constexpr, PART: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tiles + tile * 4).to(tl.int64)
@@ -111,6 +119,7 @@ def _add_parts(
     position = tl.load(tiles + tile * 4 + 2)
     if num_rows > 0:
         row, d = tl.arange(0, TILE_ROWS), tl.arange(0, HEAD_DIM)
+        reach = position + (0 * row + num_rows - 1 if AHEAD else row)
         slot = (tile.to(tl.int64) * TILE_ROWS + row) * NUM_HEADS + head
         peak = tl.full([TILE_ROWS], -float("inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
@@ -120,7 +129,7 @@ def _add_parts(
         first_part = tl.maximum(0, position - WINDOW + 1) // PART if WINDOW > 0 else 0
         for part in range(first_part, (position + num_rows - 1) // PART + 1):
             at = slot * num_parts + part
-            has = (row < num_rows) & (part * PART <= position + row)
+            has = (row < num_rows) & (part * PART <= reach)
             if WINDOW > 0:
                 has &= (part + 1) * PART > position + row - WINDOW + 1
             its_peak = tl.load(peaks + at, mask=has, other=-float("inf"))
@@ -199,12 +208,12 @@ class CudaPagedAttention:
                 scoring.scale * _LOG2_E, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
                 TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=ATTENTION_PART_TOKENS, CHUNK=chunk_tokens(head_dim),
-                WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E,
+                WINDOW=scoring.window, CAP=scoring.cap * _LOG2_E, FIRST=scoring.first, AHEAD=scoring.sees_ahead,
                 num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
                 mixed, peaks, totals, tiles, totals if scoring.sinks is None else scoring.sinks, out, plan.num_parts,
                 HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=ATTENTION_PART_TOKENS,
-                WINDOW=scoring.window, HAS_SINKS=scoring.sinks is not None,
+                WINDOW=scoring.window, HAS_SINKS=scoring.sinks is not None, AHEAD=scoring.sees_ahead,
             )  # fmt: skip
         return out

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import Field, ForwardPlan, ForwardShape, Mirror, Staging
-from paceline.engine.cuda.llama import CudaModel
+from paceline.engine.cuda.llama import NO_STATES, CudaModel, States
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
 from paceline.engine.cuda.sampling.spec_table import MOST, NUM_FOUND, TOKEN, Column, Found, SampleTable, SpecTable
@@ -33,9 +33,14 @@ class Program:
         num_ahead: int,
         logits: torch.Tensor,
         device: torch.device,
+        states: States = NO_STATES,
     ) -> None:
-        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, for `num_ahead` next steps."""
+        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, for `num_ahead` next steps.
+
+        states: what a draft head reads, at least as many rows as the shape's.
+        """
         self.shape, self.num_ahead = shape, num_ahead
+        self.states = {layer: rows[: shape.num_rows] for layer, rows in states.items()}
         self._model, self._attention, self._device = model, attention, device
         steps, wanted = 1 + num_ahead, shape.num_wanted
         self.staging = Staging(
@@ -113,7 +118,7 @@ class Program:
         )
         for step in range(1 + self.num_ahead):
             samples = SampleTable(found[step], ids[step], probs[step])
-            logits = self._model.forward(plan, self._attention, self.logits[step])
+            logits = self._model.forward(plan, self._attention, self.logits[step], self.states)
             sample_all(logits, SpecTable(numbers[step], supports[step]), samples)
             if step < self.num_ahead:
                 size = self._attention.block_size

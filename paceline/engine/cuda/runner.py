@@ -4,6 +4,7 @@ A small batch is padded to a shape with a captured graph. If a job's next steps 
 (`Job.multi_step_specs`), one program runs several steps.
 """
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -12,9 +13,10 @@ import numpy as np
 import torch
 
 from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
+from paceline.engine.cuda.draft_heads.head_drafting import CudaHeadDrafting, SlottedStates
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
-from paceline.engine.cuda.llama import CudaModel
+from paceline.engine.cuda.llama import NO_STATES, CudaModel
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
 from paceline.engine.cuda.sampling.encoding import Results, decode, sample_remainder, without_uncodable
@@ -25,6 +27,8 @@ from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.engine.scheduling.job import Job
 from paceline.errors import DeviceLost
+
+log = logging.getLogger(__name__)
 
 
 def raise_if_lost(device: torch.device, error: Exception) -> None:
@@ -119,8 +123,10 @@ class CudaRunner:
         batch_invariant: bool,
         graph_shapes: GraphShapes | None,
         device: torch.device,
+        drafting: CudaHeadDrafting | None = None,
     ) -> None:
-        self._model, self._attention = model, attention
+        """`drafting`: by the model's draft head."""
+        self._model, self._attention, self._drafting = model, attention, drafting
         self._batch_invariant, self._device, self._graph_shapes = batch_invariant, device, graph_shapes
         self._sampler = Sampler(TorchSampler())
         self._programs: dict[tuple[ForwardShape, int], Program] = {}
@@ -130,6 +136,9 @@ class CudaRunner:
         self._logits = torch.zeros(
             (graph_shapes.most_logits() if graph_shapes else 0, model.config.vocab_size), device=device
         )
+        # And the states that the draft head reads.
+        self._num_state_rows = graph_shapes.most_rows() if graph_shapes else 0
+        self._states = NO_STATES if drafting is None else drafting.new_states(self._num_state_rows)
 
     @property
     def model_bytes(self) -> int:
@@ -137,11 +146,17 @@ class CudaRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        if self._device.type != "cuda" or self._graph_shapes is None:
+        if self._device.type != "cuda":
+            return
+        padding_block = self._attention.num_blocks - 1
+        if self._drafting is not None:
+            # Here, and not in the first round, Triton compiles.
+            self._drafting.measure(padding_block)
+        if self._graph_shapes is None:
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
         # The rows go to the last block, which no sequence holds.
-        padding_span = [TokenSpan(0, 1, 0, [self._attention.num_blocks - 1])]
+        padding_span = [TokenSpan(0, 1, 0, [padding_block])]
         for done, (shape, num_ahead) in enumerate(shapes):
             if done % REPORT_EVERY == 0:
                 progress(f"capturing graph {done + 1} of {len(shapes)}")
@@ -173,6 +188,19 @@ class CudaRunner:
             share.job.take(share.num_tokens, samples[share.first_row : share.end_row], of_job)
         if program.num_ahead:
             _absorb_next_steps(asked, program.num_ahead, results)
+        if self._drafting is not None and any(job.sequence.options.uses_draft_head for job, _ in shares):
+            self._draft(self._drafting, shares, batch, SlottedStates(program.states, program.staging.plan.slots))
+
+    def _draft(
+        self, drafting: CudaHeadDrafting, shares: list[tuple[Job, int]], batch: Batch, states: SlottedStates
+    ) -> None:
+        """Drafts without risk: the jobs have their results already, and a head that fails is not used again."""
+        try:
+            drafting.run(shares, batch, states)
+        except Exception as error:
+            raise_if_lost(self._device, error)
+            log.exception("the draft head failed; the target goes on without it")
+            self._drafting, self._states = None, NO_STATES
 
     def _steps_ahead(self, codable: Seq[SampleSpec | None], asked: Seq[_Share]) -> int:
         """Returns the most next steps that a job asks for, 0 if a spec can't be encoded."""
@@ -207,10 +235,15 @@ class CudaRunner:
             if shape.num_wanted <= len(self._logits)
             else self._logits.new_zeros((shape.num_wanted, self._logits.shape[1]))
         )
-        return Program(self._model, self._attention, shape, 0, logits, self._device)
+        states = self._states
+        if self._drafting is not None and shape.num_rows > self._num_state_rows:
+            states = self._drafting.new_states(shape.num_rows)
+        return Program(self._model, self._attention, shape, 0, logits, self._device, states)
 
     def _program(self, shape: ForwardShape, num_ahead: int) -> Program:
         key = shape, num_ahead
         if key not in self._programs:
-            self._programs[key] = Program(self._model, self._attention, shape, num_ahead, self._logits, self._device)
+            self._programs[key] = Program(
+                self._model, self._attention, shape, num_ahead, self._logits, self._device, self._states
+            )
         return self._programs[key]

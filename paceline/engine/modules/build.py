@@ -1,5 +1,6 @@
 """Builds a model of transformers around the engine's matrices."""
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -40,6 +41,15 @@ def build_decoder(source: Any, tensors: Tensors, dtype: torch.dtype, make: MakeM
     decoder = _build(AutoModel._model_mapping[type(source)], source, tensors, dtype, make)
     decoder.set_input_embeddings(None)
     return decoder
+
+
+def norm_like(decoder: Any, weight: torch.Tensor) -> nn.Module:
+    """Returns a norm as the decoder's last one: how it computes with its weights differs from model to model."""
+    if not isinstance(norm := getattr(decoder, "norm", None), nn.Module):
+        raise ConfigError(f"{type(decoder).__name__} has no final norm")
+    made = copy.deepcopy(norm)
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    return made
 
 
 def _build(model_class: Any, source: Any, tensors: Tensors, dtype: torch.dtype, make: MakeMatrix) -> Any:

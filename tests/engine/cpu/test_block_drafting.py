@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.engine import block_drafting
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu import block_drafting
-from paceline.engine.cpu.block_drafting import BlockDrafting
+from paceline.engine.cpu.block_drafting import CpuBlockDrafting
 from paceline.engine.sampling.specs import Argmax
 from paceline.engine.scheduling.job import NextDrafts
 from paceline.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ class Drafting:
         self.expected = self.blocks.expected
         float32 = np.dtype(np.float32)
         model = lender(self.expected, made_for())
-        self.drafting = BlockDrafting(model, self.blocks.head, NUM_BLOCKS, BLOCK_SIZE, float32, float32)
+        self.drafting = CpuBlockDrafting(model, self.blocks.head, NUM_BLOCKS, BLOCK_SIZE, float32, float32)
         self.sequences = [
             SimpleNamespace(
                 tokens=[], blocks=table, num_head_read=0, options=SimpleNamespace(uses_draft_head=True), plan_state=None

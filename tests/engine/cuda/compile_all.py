@@ -33,8 +33,10 @@ HOPPER = GPUTarget("cuda", 90, 32)
 # Of these numbers, and of arrays' addresses, a launch finds that they are multiples of 16, in Llama's shapes: so much
 # is read at once.
 ALIGNED = ("vocab_size", "width", "out_features", "in_features", "span")
-# Llama-3.2's 3B and 1B, SmolLM2, Gemma 2 and 3: head_dim, query heads a KV head, window and cap.
-SHAPES = ((128, 3, 0, 0.0), (64, 4, 0, 0.0), (64, 3, 0, 0.0), (256, 2, 4096, 72.1), (256, 4, 512, 0.0))
+# Llama-3.2's 3B and 1B, SmolLM2, Gemma 2 and 3, a draft head: head_dim, query heads a KV head, window, cap, first position.
+SHAPES = (
+    (128, 3, 0, 0.0, 0), (64, 4, 0, 0.0, 0), (64, 3, 0, 0.0, 0), (256, 2, 4096, 72.1, 0), (256, 4, 512, 0.0, 0), (128, 4, 0, 0.0, 1),
+)  # fmt: skip
 
 
 def compile_for_hopper(
@@ -90,7 +92,7 @@ def compile_sampling() -> None:
 
 def compile_attention() -> None:
     half, whole, index = "*bf16", "*fp32", "*i32"
-    for head_dim, group, window, cap in SHAPES:
+    for head_dim, group, window, cap, first in SHAPES:
         for tile_rows, tile_queries in ((8, 32), (16, 64)):
             compile_for_hopper(
                 attention._attend_part,
@@ -101,7 +103,7 @@ def compile_attention() -> None:
                 {
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
                     "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": ATTENTION_PART_TOKENS, "CHUNK": chunk_tokens(head_dim),
-                    "WINDOW": window, "CAP": cap,
+                    "WINDOW": window, "CAP": cap, "FIRST": first, "AHEAD": first > 0,
                 },
                 attention.warps_of(tile_rows),
                 attention.NUM_STAGES,
@@ -115,7 +117,7 @@ def compile_attention() -> None:
             },
             {
                 "HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": ATTENTION_PART_TOKENS, "WINDOW": window,
-                "HAS_SINKS": window > 0,
+                "HAS_SINKS": window > 0, "AHEAD": window == 0,
             },
         )  # fmt: skip
 

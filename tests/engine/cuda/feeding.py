@@ -4,7 +4,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
-from paceline.engine.cuda.llama import CudaLlama, CudaModel
+from paceline.engine.cuda.llama import NO_STATES, CudaLlama, CudaModel, States
 from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import Rows, load_part
 
@@ -28,8 +28,11 @@ class GpuFeeder:
         return cls(model, batch_invariant)
 
     @torch.inference_mode()
-    def feed(self, *shares: Rows, shape: ForwardShape | None = None) -> list[torch.Tensor]:
-        """One forward pass over all shares; returns each one's logits: [num_tokens, vocab_size]. `shape`: with padding."""
+    def feed(self, *shares: Rows, shape: ForwardShape | None = None, states: States = NO_STATES) -> list[torch.Tensor]:
+        """One forward pass over all shares; returns each one's logits: [num_tokens, vocab_size].
+
+        `shape`: with padding; `states`: as `CudaModel.forward` takes them.
+        """
         builder = BatchBuilder()
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
@@ -39,5 +42,5 @@ class GpuFeeder:
         )
         staging.fill(batch)
         out = self.model.new_logits(len(staging.plan.wanted))
-        logits = self.model.forward(staging.plan, self.attention, out)[: batch.num_tokens]
+        logits = self.model.forward(staging.plan, self.attention, out, states)[: batch.num_tokens]
         return list(logits.cpu().split([len(share.tokens) for share in shares]))

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cuda import paged_attention as attention
-from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
-from paceline.engine.cuda.paged_attention import Scoring
+from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape, Staging
+from paceline.engine.cuda.paged_attention import CudaPagedAttention, Scoring
+from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -56,6 +58,20 @@ def test_library_products_give_the_same_logits() -> None:
     """Of all layers: cuBLAS, which a server takes that was not told to be batch invariant."""
     [logits] = GpuFeeder.of("dummy:tiny", torch.float32, batch_invariant=False).feed(Rows(TOKENS[:20], 0, BLOCKS))
     close(logits, expected(20))
+
+
+def test_states_are_the_cpu_engines_and_change_no_bit() -> None:
+    """Of the embedding and of each layer, also of rows whose logits nobody wants."""
+    feeder, model = GpuFeeder.of("dummy:tiny", torch.float32, batch_invariant=False), load_llama("dummy:tiny")
+    builder, attention = BatchBuilder(), model.make_cache(4, 16)
+    builder.add(TOKENS[:20], 0, [2, 0], [False] * 20)
+    batch = builder.build(model.padded(20))
+    _, theirs = model.forward_with_states(batch, attention, attention.plan(batch.spans), (0, 1, 2))
+    states = {layer: torch.empty((20, model.config.hidden_size), device=DEVICE) for layer in range(3)}
+    [logits] = feeder.feed(Rows(TOKENS[:20], 0, BLOCKS), states=states)
+    for ours, other in zip(states.values(), theirs, strict=True):
+        close(ours.cpu(), torch.from_numpy(other[:20]))
+    assert torch.equal(logits, feeder.feed(Rows(TOKENS[:20], 0, BLOCKS))[0])
 
 
 @pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.campaign)])
@@ -112,3 +128,25 @@ def test_rows_behind_are_not_read(feeder: GpuFeeder) -> None:
     feeder.attention.values[:, BLOCKS[1], 4:] = 1e4
     [dirty] = feeder.feed(Rows(TOKENS[:20], 0, BLOCKS))
     assert torch.equal(clean, dirty)
+
+
+def test_rows_of_a_tile_may_see_those_behind_them() -> None:
+    """All rows of a block, which is across the end of a stretch, see all of it and what is before it."""
+    start, count, head_dim = 122, 10, 16
+    generator = torch.Generator().manual_seed(1)
+    queries, keys, values = (torch.randn(rows, 2, head_dim, generator=generator) for rows in (count, 132, 132))
+    attention = CudaPagedAttention(1, 12, 16, 2, head_dim, torch.float32, DEVICE)
+    table = [9, 3, 7, 0, 1, 4, 5, 10, 8]
+    positions = torch.arange(start + count)
+    slots = torch.tensor(table)[positions // 16] * 16 + positions % 16
+    attention.keys[0].flatten(0, 1)[slots], attention.values[0].flatten(0, 1)[slots] = (
+        keys.to(DEVICE),
+        values.to(DEVICE),
+    )
+    batch = Batch(np.zeros(count, np.int64), [TokenSpan(0, count, start, table)], np.empty(0, np.int64))
+    shape = ForwardShape.of(batch, batch_invariant=False, num_together=count)
+    staging = Staging(shape, attention.num_blocks, attention.block_size, DEVICE)
+    staging.fill(batch)
+    ours = attention.attend(0, queries.to(DEVICE), staging.plan, Scoring(0.25, sees_ahead=True))
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * 0.25
+    close(ours.cpu(), torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
