@@ -5,7 +5,6 @@ that holds of `head_drafting` holds here. The rows of a block have theirs in the
 is written over them: nothing counts as read that the head has not read of the target's states.
 """
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -57,17 +56,24 @@ class BlockDrafting(HeadDrafting):
     def _sample(self, outputs: Array, blocks: list[TokenSpan], asked: Sequence[NextDrafts]) -> None:
         """Adds drafts to each, up to the one that makes it less sure than asked for. outputs: [num_masks, hidden_size]."""
         rows = [
-            (wanted, wanted.spec(wanted.position + place))
-            for wanted, span in zip(asked, blocks, strict=True)
+            (number, wanted.position + place)
+            for number, (wanted, span) in enumerate(zip(asked, blocks, strict=True))
             for place in range(span.num_tokens - 1)
         ]
+        goes_on = [True] * len(asked)
         for few in parts(len(rows), SAMPLED_BYTES // (4 * self._model.config.vocab_size)):
-            samples = self._sampler.sample(self._head.logits(outputs[few]), [spec for _, spec in rows[few]])
-            for (wanted, _), (sample, _) in zip(rows[few], samples, strict=True):
-                assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-                if not wanted.tokens or math.prod(wanted.confidences) >= wanted.min_probability:
-                    wanted.tokens.append(sample.token)
-                    wanted.confidences.append(sample.confidence)
+            logits, of_part = self._head.logits(outputs[few]), rows[few]
+            # Under a grammar a draft depends on those before it.
+            is_guided = any(asked[number].may_follow is not None for number, _ in of_part)
+            for some in parts(len(of_part), 1 if is_guided else len(of_part)):
+                if not any(goes_on[number] for number, _ in of_part[some]):
+                    continue
+                specs = [asked[number].spec(position) for number, position in of_part[some]]
+                samples = self._sampler.sample(logits[some], specs)
+                for (number, _), (sample, _) in zip(of_part[some], samples, strict=True):
+                    assert isinstance(sample, ConfidentSample), "all specs want a confidence"
+                    if goes_on[number]:
+                        goes_on[number] = asked[number].add(sample.token, sample.confidence)
 
     def _measure(self, block: int, num_rows: int) -> float:
         """Returns a draft's share of the time of this many blocks."""

@@ -6,7 +6,6 @@ need no rule of their own. Hidden states are kept of all that the target reads; 
 asked for drafts.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -166,14 +165,11 @@ class HeadDrafting:
 
     def _draft(self, outputs: Array, drafting: Sequence[NextDrafts]) -> list[bool]:
         """Adds a draft to each. Returns which of them go on. outputs: [num_drafting, hidden_size]."""
+        goes_on = list[bool]()
         for few in parts(len(drafting), SAMPLED_BYTES // (4 * self._model.config.vocab_size)):
             specs = [each.spec(each.position + len(each.tokens)) for each in drafting[few]]
             samples = self._sampler.sample(self._head.logits(outputs[few]), specs)
             for wanted, (sample, _) in zip(drafting[few], samples, strict=True):
                 assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-                wanted.tokens.append(sample.token)
-                wanted.confidences.append(sample.confidence)
-        return [
-            len(each.tokens) < each.num_asked and math.prod(each.confidences) >= each.min_probability
-            for each in drafting
-        ]
+                goes_on.append(wanted.add(sample.token, sample.confidence))
+        return goes_on
