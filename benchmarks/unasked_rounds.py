@@ -27,12 +27,21 @@ from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.catalog.known_models import PAIRS
 from paceline.client import AsyncClient, Completion
 from paceline.errors import PacelineError
+from paceline.results import Finish
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import SpeculationParams
 
 ASKS_FOR_ALL = (
     "import coordinator.policy.policy as policy; policy.MOST_ROUNDS = 0; from coordinator.__main__ import main; main()"
 )
+# Parts of a text before its stop strings.
+STOPS_AT = (0.25, 0.5, 0.75)
+
+
+def num_fed_for(finish: Finish) -> int:
+    """Returns how many tokens the target has fed for an answer: what it read of the prompt, and each round's token and drafts."""
+    num_read = finish.prompt_tokens - finish.cached_prompt_tokens
+    return num_read + finish.speculation.rounds + finish.speculation.proposed
 
 
 @contextlib.asynccontextmanager
@@ -95,23 +104,25 @@ class Comparison:
             flush=True,
         )
 
-    async def count_thrown_away(self, turns: int) -> None:
-        """Prints what the target computes beyond stop strings."""
-        sampling, num_fed, num_texts = SamplingParams(max_tokens=self._tokens), dict.fromkeys(self._clients, 0), 0
+    async def count_thrown_away(self, name: str, speculation: SpeculationParams, turns: int) -> None:
+        """Prints what the target feeds behind stop strings, in rounds that no answer has."""
+        sampling = SamplingParams(max_tokens=self._tokens)
+        thrown_away: dict[str, list[int]] = {each: [] for each in self._clients}
         for prompt in self._prompts[:turns]:
             text = (await self._clients["asks"].complete(prompt, sampling, PLAIN)).text
-            stop = text[len(text) // 2 :][:4]
-            if not stop:
-                continue
-            num_texts += 1
-            for way, client in self._clients.items():
-                before = await asyncio.to_thread(self._num_fed)
-                await client.complete(prompt, replace(sampling, stop=(stop,)), PLAIN)
-                # What it still computes is counted when it is over.
-                await asyncio.sleep(0.5)
-                num_fed[way] += await asyncio.to_thread(self._num_fed) - before
-        extra = (num_fed["goes on"] - num_fed["asks"]) / num_texts
-        print(f"thrown away at stop strings: {extra:.1f} tokens each of {num_texts} texts", flush=True)
+            for stop in filter(None, (text[int(len(text) * share) :][:4] for share in STOPS_AT)):
+                for way, client in self._clients.items():
+                    before = await asyncio.to_thread(self._num_fed)
+                    answer = await client.complete(prompt, replace(sampling, stop=(stop,)), speculation)
+                    # What it still computes is counted when it is over.
+                    await asyncio.sleep(0.5)
+                    num_fed = await asyncio.to_thread(self._num_fed) - before
+                    thrown_away[way].append(num_fed - num_fed_for(answer.finish))
+        listed = ", ".join(
+            f"{way} {sum(each) / len(each):.2f}, at most {max(each)}" for way, each in thrown_away.items()
+        )
+        num_texts = len(thrown_away["asks"])
+        print(f"tokens thrown away at stop strings, {name}, {num_texts} answers: {listed}", flush=True)
 
     async def measure_waits(self, num_others: int, turns: int) -> None:
         """Prints how long a newcomer's single command waits while others decode."""
@@ -166,7 +177,8 @@ async def main() -> None:
         for num_at_once in arguments.at_once:
             for name, speculation in (("plain", PLAIN), ("default", SPECULATIVE)):
                 await comparison.compare_speeds(num_at_once, name, speculation, turns)
-        await comparison.count_thrown_away(turns)
+        for name, speculation in (("plain", PLAIN), ("default", SPECULATIVE)):
+            await comparison.count_thrown_away(name, speculation, turns)
         await comparison.measure_waits(max(arguments.at_once), turns)
 
 

@@ -77,22 +77,26 @@ class Request:
 
 
 def may_use_head(request: Request) -> bool:
-    """Returns whether the target's draft head may draft for the request.
-
-    The server needs to know from its own draws how a round ends, and forced tokens would follow its drafts' beginning.
-    """
+    """Returns whether the target's draft head may draft for the request: its server needs to know how a round ends."""
     speculation, length = request.speculation, request.speculation.num_speculative_tokens
     asks_it = speculation.drafter is Drafter.HEAD or (
         speculation.drafter is Drafter.HYBRID and isinstance(length, Bounds)
     )
-    return asks_it and speculation.enabled and length != 0 and target_decides(request)
+    return asks_it and speculation.enabled and length != 0 and _target_ends_rounds(request)
 
 
 def target_decides(request: Request) -> bool:
-    """Returns whether the target's own draws alone decide how a round ends and what the next one begins with."""
+    """Returns whether the target's own draws alone decide how a round ends and what the next one begins with.
+
+    Under a grammar it begins with tokens that the coordinator appends.
+    """
+    return _target_ends_rounds(request) and request.grammar is None
+
+
+def _target_ends_rounds(request: Request) -> bool:
     speculation, sampling = request.speculation, request.sampling
     is_plain = speculation.lenience == 1 and speculation.resolved_rule(sampling) is Rule.MATCH
-    return is_plain and sampling.beams == 1 and request.grammar is None
+    return is_plain and sampling.beams == 1
 
 
 def requests_of_choices(request: Request) -> list[Request]:

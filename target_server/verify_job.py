@@ -25,6 +25,7 @@ from paceline.engine.scheduling.job import Job, NextDrafts
 from paceline.grammar import Mask, allows
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.speculation_params import Rule
+from target_server.draft_masks import DraftMasks
 
 _NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -148,20 +149,27 @@ class VerifyJob(Job):
         return self._round_start + num_accepted, newest
 
     def _plan_next(self) -> NextDrafts | None:
-        """Returns None if the text is over."""
+        """Returns None if the text is over, and where the grammar leaves a draft no choice."""
         position, newest = self._newest()
         options, spec = self.sequence.options, self._verify_spec
         if self._is_over(position, newest):
             return None
-        extra: Any = {"wants_confidence": True}
+        masks = None
+        if self.sequence.guide is not None:
+            completion = [*self.sequence.tokens[options.num_prompt_tokens : position], newest]
+            masks = DraftMasks(self, self.sequence.guide, completion, position + 1)
+            if not masks.has_choice(spec.num_next_drafts):
+                return None
 
         def draft_spec(at: int) -> SampleSpec:
             common = options.sampling, options.banned_token_ids(at)
+            extra: Any = {"wants_confidence": True, "mask": None if masks is None else masks.mask}
             if options.sampling.is_greedy:
                 return Argmax(*common, **extra)
             return GumbelMax(*common, match_key(options.seed, at), **extra)
 
-        return NextDrafts(spec.num_next_drafts, spec.next_min_probability, position + 1, newest, draft_spec)
+        may_follow = None if masks is None else masks.may_follow
+        return NextDrafts(spec.num_next_drafts, spec.next_min_probability, position + 1, newest, draft_spec, may_follow)
 
     def _is_over(self, position: int, newest: int) -> bool:
         options = self.sequence.options

@@ -14,8 +14,8 @@ from coordinator.remote.server_load import UNKNOWN_TIMES, ForwardTimes
 from coordinator.reports import DraftReport, NextDrafts, VerifyReport
 from coordinator.request import Request, may_use_head
 
-# Kinds of drafts: by their confidence, in as many steps.
-NUM_KINDS = 10
+# Kinds of drafts: by their confidence, in as many steps. Certain ones, which a format forces, have a kind of their own.
+NUM_STEPS = 10
 
 
 class HeadDrafter(LookupDrafter):
@@ -71,12 +71,18 @@ class HeadDrafter(LookupDrafter):
     def prior(kind: Hashable) -> float:
         """Returns the chance of acceptance of a draft by its kind alone: the confidence."""
         assert isinstance(kind, int)
-        return (kind + 0.5) / NUM_KINDS
+        return min(1.0, (kind + 0.5) / NUM_STEPS)
 
     def _fitting(self, context: Context) -> NextDrafts | None:
-        """Returns the drafts behind the context. Forced tokens or another server leave none."""
+        """Returns the drafts behind the context, which forced tokens may have brought to some of them. Another server leaves none."""
         drafts = self._drafts
-        return drafts if drafts is not None and drafts.position == len(context.tokens) else None
+        if drafts is None:
+            return None
+        forced = context.tokens[drafts.position :]
+        num_known = len(context.tokens) - drafts.position
+        if not 0 <= num_known < len(drafts.tokens) or forced != drafts.tokens[:num_known]:
+            return None
+        return NextDrafts(len(context.tokens), drafts.tokens[num_known:], drafts.confidences[num_known:])
 
     def _tell(self, tokens: Sequence[int]) -> None:
         """Compares drafts to the tokens that came in their places, up to the first that differs."""
@@ -92,7 +98,7 @@ class HeadDrafter(LookupDrafter):
 
 
 def _kind(confidence: float) -> int:
-    return min(NUM_KINDS - 1, int(confidence * NUM_KINDS))
+    return int(confidence * NUM_STEPS)
 
 
 def make_heads(resources: Resources, request: Request) -> list[LookupDrafter]:

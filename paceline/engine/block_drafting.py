@@ -5,7 +5,6 @@ that holds of `head_drafting` holds here. The rows of a block have theirs in the
 is written over them: nothing counts as read that the head has not read of the target's states.
 """
 
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -63,17 +62,25 @@ class BlockDrafting(HeadDrafting):
 
     def _sample(self, outputs: Any, blocks: list[TokenSpan], asked: Sequence[NextDrafts]) -> None:
         """Adds drafts to each, up to the one that makes it less sure than asked for. outputs: [num_masks, hidden_size]."""
-        rows = [
-            (wanted, wanted.spec(wanted.position + place))
-            for wanted, span in zip(asked, blocks, strict=True)
-            for place in range(span.num_tokens - 1)
-        ]
-        samples = self._samples(outputs, [spec for _, spec in rows])
-        for (wanted, _), sample in zip(rows, samples, strict=True):
-            assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-            if not wanted.tokens or math.prod(wanted.confidences) >= wanted.min_probability:
-                wanted.tokens.append(sample.token)
-                wanted.confidences.append(sample.confidence)
+        # Of each row of `outputs`: its block and its place there.
+        rows = [(number, place) for number, span in enumerate(blocks) for place in range(span.num_tokens - 1)]
+        indices = list(range(len(rows)))
+        parts = [indices]
+        if any(wanted.may_follow is not None for wanted in asked):
+            # Under a grammar a draft depends on those before it.
+            num_places = max(place for _, place in rows) + 1
+            parts = [[index for index in indices if rows[index][1] == place] for place in range(num_places)]
+        goes_on = [True] * len(asked)
+        for part in parts:
+            part = [index for index in part if goes_on[rows[index][0]]]
+            specs = [
+                asked[number].spec(asked[number].position + place) for number, place in map(rows.__getitem__, part)
+            ]
+            for index, sample in zip(part, self._samples(outputs[part], specs) if part else [], strict=True):
+                assert isinstance(sample, ConfidentSample), "all specs want a confidence"
+                number, _ = rows[index]
+                if goes_on[number]:
+                    goes_on[number] = asked[number].add(sample.token, sample.confidence)
 
     def _measure(self, block: int, num_rows: int) -> float:
         """Returns a draft's share of the time of this many blocks."""

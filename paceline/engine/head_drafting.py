@@ -6,7 +6,6 @@ need no rule of their own. Hidden states are kept of all that the target reads; 
 asked for drafts.
 """
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -130,15 +129,12 @@ class HeadDrafting(ABC):
     def _draft(self, outputs: Any, drafting: Sequence[NextDrafts]) -> list[int]:
         """Adds a draft to each. Returns the indices of those that go on. outputs: [num_drafting, hidden_size]."""
         specs = [each.spec(each.position + len(each.tokens)) for each in drafting]
-        for wanted, sample in zip(drafting, self._samples(outputs, specs), strict=True):
+        going_on = []
+        for index, (wanted, sample) in enumerate(zip(drafting, self._samples(outputs, specs), strict=True)):
             assert isinstance(sample, ConfidentSample), "all specs want a confidence"
-            wanted.tokens.append(sample.token)
-            wanted.confidences.append(sample.confidence)
-        return [
-            index
-            for index, each in enumerate(drafting)
-            if len(each.tokens) < each.num_asked and math.prod(each.confidences) >= each.min_probability
-        ]
+            if wanted.add(sample.token, sample.confidence):
+                going_on.append(index)
+        return going_on
 
     def _places(self, span: TokenSpan, offset: int) -> tuple[Array, Array]:
         """Returns the blocks of the positions at this offset from the span's, and the places in them; before 0: of 0."""

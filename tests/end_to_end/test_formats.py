@@ -125,7 +125,7 @@ def target_with_head(host: Host, tmp_path_factory: pytest.TempPathFactory) -> st
 async def test_no_token_depends_on_a_head_under_a_format_or_with_tools(
     target_with_head: str, temperature: float
 ) -> None:
-    """The head drafts nothing there, and what it drafts for others beside changes nothing either."""
+    """Nor on what it drafts for others beside."""
     sampling = replace(GREEDY, temperature=temperature)
     asked: list[dict[str, Any]] = [{"format": wanted} for wanted, _ in FORMATS.values()]
     asked += [{"tools": TOOLS, "tool_choice": choice} for choice in ("auto", "required", "remember")]
@@ -136,7 +136,10 @@ async def test_no_token_depends_on_a_head_under_a_format_or_with_tools(
         *together, first, second = await asyncio.gather(*calls, *free)
     for answer, each in zip(together, plain * len(HEAD), strict=True):
         assert (answer.token_ids, calls_of(answer)) == (each.token_ids, calls_of(each))
-        assert "head" not in {trace.drafter for trace in answer.traces}
+    by_head = [[trace for trace in answer.traces if trace.drafter == "head"] for answer in together]
+    # In all but the shortest formats and where the adaptive policy has given up a random head, which is sometimes right.
+    assert sum(map(bool, by_head)) > len(together) / 2
+    assert sum(trace.num_accepted for of_answer in by_head for trace in of_answer) > 0
     assert all("head" in {trace.drafter for trace in each.traces} for each in (first, second))
     assert all(each.tool_calls for each in plain[-2:])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from tests.services import restart, running, start_service, wait_until_free
 
 CHECKED = ("--check-integrity",)
 PROMPT = [11, 12, 13, 14]
+BLOCK_SIZE = 16
 SAMPLINGS = [
     SamplingParams(max_tokens=60, ignore_eos=True),
     SamplingParams(max_tokens=60, temperature=0.8, seed=1),
@@ -87,6 +89,26 @@ async def test_no_token_depends_on_a_head_of_another_format(host: Host, tmp_path
         assert sum(each.finish.speculation.accepted for each in sampled) > 0
         for each in sampled:
             assert len([round_ for round_ in each.traces if round_.drafter == "head"]) >= len(each.traces) - 4
+
+
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[2]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("tail", [[], [30, 31]], ids=["the same text", "another text"])
+async def test_a_prompt_that_ends_anywhere_in_a_cached_block_drafts_alike(
+    addresses: dict[str, str], sampling: SamplingParams, tail: list[int]
+) -> None:
+    """The cached blocks were filled by rounds with drafts of the head, accepted and rejected."""
+    way, salt = HEAD[2], f"shared {sampling.seed} {tail}"
+    async with AsyncClient(addresses["alone"]) as client:
+        known = PROMPT + (await client.complete(PROMPT, sampling, way, cache_salt=salt)).token_ids
+        sampling = replace(sampling, max_tokens=12)
+        for length in range(BLOCK_SIZE + 1, 2 * BLOCK_SIZE + 2):
+            prompt = known[:length] + tail
+            plain = await client.complete(prompt, sampling, SpeculationParams(enabled=False), cache_salt="plain")
+            read = await client.complete(prompt, sampling, way, cache_salt=f"{salt} {length}")
+            found = await client.complete(prompt, sampling, way, cache_salt=salt)
+            assert found.finish.cached_prompt_tokens == min(length, len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+            assert found.token_ids == read.token_ids == plain.token_ids
+            assert found.finish.speculation == read.finish.speculation
 
 
 async def test_what_the_head_can_not_do_is_done_without_it(addresses: dict[str, str]) -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient, Completion
+from paceline.output_format import OutputFormat
 from paceline.rpc.health import is_serving
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Bounds, Drafter, SpeculationParams
-from tests.conftest import UNLIKE_TARGET
+from tests.conftest import SMALL_FLAGS, UNLIKE_TARGET
 from tests.draft_heads import write_head
 from tests.end_to_end.test_pools import Pools, pools
 from tests.services import wait_until_free
+from tests.thinking import write_thinking_model
 
 pytestmark = pytest.mark.slow
 
@@ -28,17 +30,21 @@ OFF = SpeculationParams(enabled=False)
 NUM_TOKENS, UNDER_WAY_TOKENS = 400, 8
 
 
-def sampling_of(number: int) -> SamplingParams:
+# No token of it is forced, and it does not end before NUM_TOKENS.
+FORMAT = OutputFormat(regex=f"([0-9][a-z]){{{NUM_TOKENS}}}")
+
+
+def sampling_of(number: int, form: OutputFormat | None) -> SamplingParams:
     """Each way of drafting is asked for once greedily and once from a seed."""
     temperature = 0.8 * (number // len(WAYS) % 2)
-    return SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=temperature, seed=number)
+    return SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=form is None, temperature=temperature, seed=number)
 
 
 class Streams:
     """Generations that are followed: `completions` has what came of each so far."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: AsyncClient, form: OutputFormat | None = None) -> None:
+        self._client, self._form = client, form
         self.completions = [Completion() for _ in range(2 * len(WAYS))]
         self._tasks = [asyncio.create_task(self._follow(number)) for number in range(len(self.completions))]
 
@@ -59,7 +65,8 @@ class Streams:
 
     async def _follow(self, number: int) -> None:
         way = WAYS[number % len(WAYS)]
-        async for chunk in self._client.stream(prompt_of(number), sampling_of(number), way, trace=True):
+        sampling = sampling_of(number, self._form)
+        async for chunk in self._client.stream(prompt_of(number), sampling, way, trace=True, format=self._form):
             self.completions[number].add(chunk)
 
 
@@ -67,9 +74,9 @@ def prompt_of(number: int) -> list[int]:
     return [3, 14, 15, number]
 
 
-async def without_drafts(client: AsyncClient) -> list[list[int]]:
+async def without_drafts(client: AsyncClient, form: OutputFormat | None = None) -> list[list[int]]:
     numbers = range(2 * len(WAYS))
-    calls = (client.complete(prompt_of(number), sampling_of(number), OFF) for number in numbers)
+    calls = (client.complete(prompt_of(number), sampling_of(number, form), OFF, format=form) for number in numbers)
     return [each.token_ids for each in await asyncio.gather(*calls)]
 
 
@@ -77,9 +84,15 @@ async def num_migrations(found: Pools) -> float:
     return (await found.figures())['paceline_migrations_total{server="target"}']
 
 
-def target_flags(folder: Path) -> tuple[str, ...]:
-    write_head(folder / "head", model="tiny-32-a")
-    return (*UNLIKE_TARGET, "--check-integrity", "--draft-head", f"{folder}/head")
+def target_flags(folder: Path, form: OutputFormat | None = None) -> tuple[str, ...]:
+    """Of a target with a head, whose flags are the last two. Formats need a tokenizer that knows their characters."""
+    write_head(folder / "head", model="tiny-32-a" if form is None else "tiny")
+    model = UNLIKE_TARGET
+    if form is not None:
+        (folder / "model").mkdir()
+        write_thinking_model(folder / "model")
+        model = ("--model", f"{folder}/model", *SMALL_FLAGS)
+    return (*model, "--check-integrity", "--draft-head", f"{folder}/head")
 
 
 @pytest.mark.parametrize("fate", ["killed", "stopped", "told to end"])
@@ -105,15 +118,19 @@ async def test_generations_that_a_head_drafts_for_lose_no_token_with_their_targe
         await wait_until_idle(found)
 
 
+@pytest.mark.parametrize("form", [None, FORMAT], ids=["any text", "a format"])
 @pytest.mark.parametrize("victim", ["with a head", "without a head"])
-async def test_generations_move_between_a_target_with_a_head_and_one_without(tmp_path: Path, victim: str) -> None:
-    async with pools(tmp_path, ["with a head"], [], target_flags(tmp_path)) as found:
-        other = found.servers.start("target_server", "without a head", *UNLIKE_TARGET, "--check-integrity")
+async def test_generations_move_between_a_target_with_a_head_and_one_without(
+    tmp_path: Path, victim: str, form: OutputFormat | None
+) -> None:
+    flags = target_flags(tmp_path, form)
+    async with pools(tmp_path, ["with a head"], [], flags) as found:
+        other = found.servers.start("target_server", "without a head", *flags[:-2])
         await asyncio.to_thread(other.wait_serving)
         found.servers.list("targets", "with a head", "without a head")
         await found.until("target", "without a head", 1)
-        expected = await without_drafts(found.client)
-        streams = Streams(found.client)
+        expected = await without_drafts(found.client, form)
+        streams = Streams(found.client, form)
         await streams.until_under_way()
         before = streams.num_rounds_of_head()
         assert 0 < before.count(0) < len(before), "not at both targets"

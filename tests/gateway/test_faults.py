@@ -13,9 +13,12 @@ import orjson
 import pytest
 
 from paceline.client import AsyncClient
-from tests.conftest import TINY
+from tests.conftest import SMALL_FLAGS, TINY
+from tests.draft_heads import write_head
 from tests.gateway.conftest import RunningGateway, StartGateway
+from tests.hosted import Host
 from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
+from tests.thinking import write_thinking_model
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +107,35 @@ async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
             assert (await client.describe()).running > 0
         coordinator.kill()
         assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
+
+
+async def test_another_coordinator_goes_on_with_formats_that_a_head_drafts_for(
+    start_gateway: StartGateway, host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    write_thinking_model(tmp_path / "model")
+    write_head(tmp_path / "head")
+    flags = ("--model", f"{tmp_path}/model", *SMALL_FLAGS, "--draft-head", f"{tmp_path}/head")
+    servers = ("--draft", "none", "--target", host.start("target_server", *flags).address)
+    other, victim = host.start("coordinator", *servers), start_service("coordinator", tmp_path, *servers)
+    listed = ("--coordinators", f"{victim.address},{other.address}")
+    with running(victim):
+        gateway_service = start_gateway(None, *listed)
+        bodies = [
+            body | {"guided_regex": f"([0-9][a-z]){{{NUM_TOKENS}}}", "ignore_eos": False, "n": 1} for body in SEEDED
+        ]
+        off, head = {"enabled": False}, {"drafter": "head", "num_speculative_tokens": 4}
+        async with httpx2.AsyncClient(base_url=gateway_service.url, timeout=60) as http:
+            plain = await asyncio.gather(*(follow(http, body | {"speculation": off}) for body in bodies))
+            following = await begin(http, [body | {"speculation": head} for body in bodies])
+            async with AsyncClient(victim.address) as client:
+                assert (await client.describe()).running > 0
+            victim.kill()
+            found = await asyncio.gather(*following)
+    texts = [[text_of(events) for events in each] for each in (plain, found)]
+    assert texts[0] == texts[1]
+    # With `head` nothing else drafts.
+    assert all(events[-2]["paceline"]["speculation"]["proposed"] > 0 for events in found)
 
 
 async def test_another_coordinator_goes_on_with_the_answers_of_one_that_hangs(

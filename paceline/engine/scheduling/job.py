@@ -3,6 +3,7 @@
 Chunked prefill, drafting, verification and replay are all jobs.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,8 +28,18 @@ class NextDrafts:
     newest: int
     # Of the draft at a position.
     spec: Callable[[int], SampleSpec]
+    # Under a grammar: finds what may follow these drafts, for the next one's spec, and whether any draft may.
+    may_follow: Callable[[list[int]], bool] | None = None
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+
+    def add(self, token: int, confidence: float) -> bool:
+        """Adds a draft. Returns whether another one is wanted."""
+        self.tokens.append(token)
+        self.confidences.append(confidence)
+        if len(self.tokens) == self.num_asked or math.prod(self.confidences) < self.min_probability:
+            return False
+        return self.may_follow is None or self.may_follow(self.tokens)
 
 
 class Job(ABC):
