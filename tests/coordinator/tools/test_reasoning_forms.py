@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from coordinator.chat_template import NEXT_TURN
 from coordinator.format_grammars import make_rules
-from coordinator.reasoning_marks import PARTS, ReasoningMarks
+from coordinator.reasoning_marks import PARTS, Messages, ReasoningMarks, find_marks
 from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
@@ -37,6 +38,7 @@ class Form:
     opens: bool | None = False
     history: str = ""
     start: str = "<|{{ m.role }}|>\n"
+    system: str = ""
 
 
 # The reasoning of the last turn alone, an empty one before other answers.
@@ -77,7 +79,10 @@ STEPS = (
     "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"
     "{% endif %}{{ m.content }}"
 )
-TOLD = "Write your thoughts between <think></think> and your response between <response></response>."
+PHRASES = (
+    "{% if thinking %}Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'.\n"
+    "{% endif %}"
+)
 FORMS = {
     "last turn": Form(LAST, "", THINK, "<think>\nHm.\n</think>\n\nYes.", added=("<think>", "</think>"), history="Yes."),
     "empty in history": Form(
@@ -121,6 +126,25 @@ FORMS = {
     "told": Form(
         "{{ m.content }}", "", ReasoningMarks("<think>", "</think>", "<response>", "</response>"),
         "<think>Hm.</think>\n<response>Yes.</response>", history="Yes.",
+        system="Write your thoughts between <think></think> and your response between <response></response>.",
+    ),
+    "told in phrases": Form(
+        "{{ m.content }}", "", ReasoningMarks("Here is my thought process:", "Here is my response:"),
+        "Here is my thought process:\nHm.\n\nHere is my response:\nYes.", history="Yes.", system=PHRASES,
+    ),
+    "turned on": Form(
+        "{{ m.content }}", "", ReasoningMarks("<think>", "</think>"), "<think>\nHm.\n</think>\n\nYes.", history="Yes.",
+        system="{% if enable_thinking %}Enable deep thinking subroutine.\n{% endif %}",
+    ),
+    "thought": Form(
+        "{% if m.thought %}<|thought_start|>\n{{ m.thought }}\n<|thought_end|>\n{% endif %}{{ m.content }}", "",
+        ReasoningMarks("<|thought_start|>", "<|thought_end|>", key="thought"), "<|thought_start|>\nHm.\n<|thought_end|>\nYes.",
+        added=("<|thought_start|>", "<|thought_end|>"), history="<|thought_start|>\nHm.\n<|thought_end|>\nYes.",
+    ),
+    "with documents": Form(
+        "{% if documents and m.tool_calls %}<|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|>{% else %}{{ m.content }}{% endif %}",
+        "", ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>", key="tool_plan"), "<|START_THINKING|>Hm.<|END_THINKING|>Yes.",
+        special=("<|START_THINKING|>", "<|END_THINKING|>"), history="Yes.",
     ),
     "closed message": Form(
         CLOSED, "<|open|>think<|sep|>",
@@ -148,9 +172,8 @@ def tokenizer_of(name: str) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([EOS, *form.special])
     backend.add_tokens([AddedToken(each, special=False, normalized=False) for each in form.added])
-    system = TOLD if name.startswith("told") else ""
     opening = form.start.replace("{{ m.role }}", "assistant") + form.opening
-    template = f"{system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    template = f"{form.system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": EOS}
     return Tokenizer(
         {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
@@ -179,6 +202,22 @@ def read(name: str, ids: list[int], opens: bool | None, stop: StopStrings | None
 @pytest.mark.parametrize("name", FORMS)
 def test_marks_are_found(name: str) -> None:
     assert tokenizer_of(name).reasoning_marks == FORMS[name].marks
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Write your thoughts after 'My thoughts:', and their reasons after 'My reasons:'.",
+        "Write your response after 'Here is my response:' and your thoughts after 'Here is my thought process:'.",
+        "Begin each line with 'Question:' or with 'Answer:'.",
+        "Never close with </thought> what you did not open with <thought>.",
+    ],
+)
+def test_what_marks_nothing(told: str) -> None:
+    def render(messages: Messages, options: dict[str, Any], opens_turn: bool) -> str:
+        return told + "".join(f"<|{each['role']}|>{each['content']}" for each in messages)
+
+    assert find_marks(render, told) is None
 
 
 @pytest.mark.parametrize("name", FORMS)
