@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, permutations, takewhile
+from itertools import islice, pairwise, permutations, takewhile
 from typing import Any
 
 from paceline.errors import InvalidArgument
@@ -40,11 +40,12 @@ _SHAPES: tuple[tuple[dict[str, Any], Messages], ...] = (
 )
 # What an answer is split by or searched for.
 _SPLIT = re.compile(r"""split\(\s*(['"])(?P<split>[^'"\n]+)\1|(['"])(?P<within>[^'"\n]+)\3\s+(?:not\s+)?in\s""")
-_MAX_LITERALS = 16
+# Literals that may be marks, and marks after reasoning that may end it.
+_MAX_MARKS = 16
 _MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 _UNCLOSED = re.compile(r"[<\[][^<>\[\]]*$")
 _QUOTED = re.compile(r"""['"]\w""")
-_CUT_WORD = re.compile(r"[\w=]+$")
+_CUT_WORD = re.compile(r"(?<![\w=])[\w=]+$")
 _NAME_OF_REASONING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _NAME_OF_ANSWER = re.compile(r"response|answer", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)(\w+)>")
@@ -172,7 +173,7 @@ class _Probe:
         end, lead = _up_to_answer(after), _up_to_answer(without[0][len(opening) :])
         follows = after[after.index(end) + len(end) :].lstrip().startswith(_ANSWER) if end else False
         # Every turn may have the begin mark, or an answer another frame without reasoning.
-        ends = (end[: found.end()] for found in _MARK.finditer(end))
+        ends = (end[: found.end()] for found in islice(_MARK.finditer(end), _MAX_MARKS))
         pairs = ((each, last) for last in ends for each in _opposites(last) if before.strip().endswith(each))
         if (pair := next(pairs, None)) is not None:
             begin, last = pair
@@ -209,7 +210,7 @@ class _Probe:
     def _literals(self) -> list[str]:
         """Returns what answers are split by or searched for, other than marks of calls."""
         found = (each["split"] or each["within"] for each in _SPLIT.finditer(self._source))
-        return list(dict.fromkeys(each for each in found if "tool" not in each))[:_MAX_LITERALS]
+        return list(dict.fromkeys(each for each in found if "tool" not in each))[:_MAX_MARKS]
 
     def _is_cut_by(self, end: str, begin: str = "") -> bool:
         text = self._turn([_USER, {"role": "assistant", "content": f"{begin}{_REASONING}{end}{_ANSWER}"}], {})

@@ -1,7 +1,7 @@
 """Parses request fields that are common to all dialects."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
@@ -68,7 +68,7 @@ UNLIMITED = (-1, -2)
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # What turns reasoning on and off in templates of different models.
 SWITCHES = ("enable_thinking", "thinking")
-_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_TAG_BEGIN, _TAG_END = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _VARIABLE = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 LISTS = frozenset(each.name for each in fields(SamplingParams) if each.default == ())
@@ -253,8 +253,14 @@ def parse_template_options(
 @lru_cache(maxsize=8)
 def _variables_of(chat_template: str) -> set[str]:
     """Returns the names that stand in a template's tags, other than those of attributes and in quotes."""
-    tags = _TAG.findall(chat_template)
-    return {name for tag in tags for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
+    return {name for tag in _tags_of(chat_template) for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
+
+
+def _tags_of(chat_template: str) -> Iterator[str]:
+    at = 0
+    while (begin := _TAG_BEGIN.search(chat_template, at)) and (end := _TAG_END.search(chat_template, begin.end())):
+        yield chat_template[begin.end() : end.start()]
+        at = end.end()
 
 
 def hinted_options(values: Values, effort: Any, serving: Serving, turns_on: bool = False) -> dict[str, Any] | None:

@@ -108,6 +108,13 @@ async def test_an_effort_is_told_to_templates_that_know_it(
     assert coordinator.asked[-1].chat.template_options == options
 
 
+async def test_a_template_of_tags_that_nothing_closes(http: httpx2.AsyncClient, coordinator: FakeCoordinator) -> None:
+    """It is read in linear time: else this takes minutes, which is more than a test may."""
+    coordinator.chat_template = "{{ thinking }}" + "{{ x " * 300_000
+    assert (await http.post(PATH, json={"messages": [ASKED], "reasoning_effort": "low"})).status_code == 200
+    assert coordinator.asked[-1].chat.template_options == '{"thinking": true}'
+
+
 @pytest.mark.parametrize("effort", ["much", 3, ""])
 async def test_another_effort_is_refused(http: httpx2.AsyncClient, effort: Any) -> None:
     response = await http.post(PATH, json={"messages": [ASKED], "reasoning_effort": effort})
