@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from coordinator.control_tokens import ControlTokens, encode_text
 from coordinator.reasoning_marks import ReasoningMarks, find_marks, splits
+from paceline.chats import EFFORTS
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
@@ -38,6 +39,7 @@ Messages = list[dict[str, Any]]
 _now: ContextVar[datetime] = ContextVar("now")
 # For what only looks at the template.
 ANY_TIME = datetime(2000, 1, 1)
+_EFFORT = "reasoning_effort"
 _PROBE = "paceline probe"
 # For each role a chat that shows whether its content comes out.
 _CALL = {"id": "paceline0", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -77,6 +79,13 @@ class ChatTemplate:
     def render(self, messages: Messages, options: dict[str, Any]) -> str:
         """Raises InvalidArgument."""
         return self._render(messages, options, CLOSED)
+
+    @cached_property
+    def refused_efforts(self) -> tuple[str, ...]:
+        """Returns the values of `reasoning_effort` that the template refuses."""
+        if _EFFORT not in (self.source or "") or not self._try_to_render(("user",)):
+            return ()
+        return tuple(each for each in EFFORTS if not self._try_to_render(("user",), {_EFFORT: each}))
 
     @cached_property
     def reasoning_marks(self) -> ReasoningMarks | None:
@@ -131,9 +140,10 @@ class ChatTemplate:
         ]
         return ControlTokens(self._tokenizer.backend_tokenizer, ids) if ids else None
 
-    def _try_to_render(self, roles: tuple[str, ...]) -> str:
+    def _try_to_render(self, roles: tuple[str, ...], options: dict[str, Any] | None = None) -> str:
+        """Returns "" if the template refuses."""
         try:
-            return self._render([{"role": role, "content": "x"} for role in roles], {}, NEXT_TURN)
+            return self._render([{"role": role, "content": "x"} for role in roles], options or {}, NEXT_TURN)
         except InvalidArgument:
             return ""
 

@@ -79,6 +79,11 @@ class Tokenizer:
         return self._chat_template.reasoning_marks
 
     @property
+    def refused_efforts(self) -> tuple[str, ...]:
+        """Returns the values of `reasoning_effort` that the chat template refuses."""
+        return self._chat_template.refused_efforts
+
+    @property
     def vocabulary(self) -> dict[str, int]:
         vocabulary: dict[str, int] = self.backend.get_vocab()
         return vocabulary
