@@ -46,6 +46,20 @@ def describe_template(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
         yield "calls", f"refused: {error}"
 
 
+def summary_of(tokenizer: Tokenizer, chats: Chats) -> str:
+    """Returns in one line how the template writes reasoning and calls."""
+    if tokenizer.chat_template is None:
+        return "none: the model takes text only"
+    marks = tokenizer.reasoning_marks
+    reasoning = "no reasoning" if marks is None else f"reasoning between {marks.begin} and {marks.end}"
+    if chats.answer_format is not None:
+        return f"{reasoning}; calls {chats.answer_format.description}"
+    try:
+        return f"{reasoning}; calls as {chats.call_format.name}"
+    except InvalidArgument as error:
+        return " ".join(f"{reasoning}; tools {error.problem}".split())
+
+
 def _describe_calls(found: CallFormat) -> Iterator[tuple[str, str]]:
     yield "calls", found.name
     yield "arguments", found.arguments.description
