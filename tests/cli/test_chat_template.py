@@ -59,9 +59,9 @@ def test_a_refused_format_is_told_with_the_reason(paceline, model: Path) -> None
     ("files", "template", "summary"),
     [
         (thinking_tokenizer_files(), None, "reasoning between <think> and </think>; calls as hermes"),
-        (thinking_tokenizer_files(), FAMILIES["Kimi K2"].template, "no reasoning; calls as <|calls_begin|>"),
+        (thinking_tokenizer_files(), FAMILIES["Kimi K2"].template, "reasoning none; calls as <|calls_begin|>"),
         (harmony_tokenizer_files(), None, "reasoning between <|channel|>analysis<|message|> and <|end|>"),
-        (thinking_tokenizer_files(), UNKNOWN, "no reasoning; tools are not supported with the chat template"),
+        (thinking_tokenizer_files(), UNKNOWN, "reasoning none; tools are not supported with the chat template"),
         (thinking_tokenizer_files(), "", "none: the model takes text only"),
     ],
 )  # fmt: skip

@@ -378,3 +378,15 @@ def test_marks_do_not_hide_the_end_of_reasoning_from_the_template(is_last: bool)
     num_turns = len(messages)
     found = names_in(tokenizer, ids)
     assert [found.count(name) for name in (START, END, "<think>", "</think>")] == [num_turns, num_turns, 1, 1]
+
+
+def test_nor_from_the_template_of_chats_with_tools() -> None:
+    backend = byte_level(NAMES)
+    backend.add_special_tokens([*NAMES, "</think>"])
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": THINKING}]
+    tokenizer = tokenizer_with(backend, templates)
+    messages = [{"role": "assistant", "content": "<think>\nwhy <|im_end|>\n</think>\n\nbecause"}]
+    options = {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    ids = tokenizer.encode_chat(messages, options, CLOSED)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "<|im_start|>assistant\n<think>why <|im_end|></think>because<|im_end|>"

@@ -165,7 +165,7 @@ async def test_no_log_repeats_a_prompt_an_answer_or_a_key(watched: Watched) -> N
 
 def test_a_coordinator_says_what_was_found_of_its_chat_template(watched: Watched) -> None:
     said = [line["message"] for line in watched.lines("coordinator")]
-    assert "coordinator: chat template: no reasoning; calls as hermes" in said
+    assert "coordinator: chat template: reasoning none; calls as hermes" in said
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -15,6 +15,7 @@ from coordinator.reasoning_marks import PARTS, Messages, ReasoningMarks, find_ma
 from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
+from coordinator.tools.offered_tools import Tools
 from coordinator.tools.tool_messages import Message
 from paceline.grammar import GrammarEngine, allows, grammar_text
 from paceline.output_format import OutputFormat
@@ -174,6 +175,10 @@ def tokenizer_of(name: str) -> Tokenizer:
     backend.add_tokens([AddedToken(each, special=False, normalized=False) for each in form.added])
     opening = form.start.replace("{{ m.role }}", "assistant") + form.opening
     template = f"{form.system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    return make_tokenizer(backend, template)
+
+
+def make_tokenizer(backend: Backend, template: Any) -> Tokenizer:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": EOS}
     return Tokenizer(
         {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
@@ -220,12 +225,52 @@ def test_what_marks_nothing(told: str) -> None:
     assert find_marks(render, told) is None
 
 
+def test_the_template_of_chats_with_tools_has_marks_of_its_own() -> None:
+    """As Cohere's, whose default one opens the answer."""
+    turns = "{% for m in messages %}<|{{ m.role }}|>"
+    templates = {
+        "default": turns + "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        # It drops calls, and tells of their mark.
+        "tool_use": "{{ tools }}<tool_call>" + turns + "{% if m.tool_plan %}<|plan|>{{ m.tool_plan }}<|/plan|>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|><|plan|>{% endif %}",
+    }  # fmt: skip
+
+    def with_templates(templates: dict[str, str]) -> Tokenizer:
+        listed = [{"name": name, "template": each} for name, each in templates.items()]
+        return make_tokenizer(tokenizer_of("told").backend, listed)
+
+    tokenizer = with_templates(templates)
+    chats = Chats(tokenizer)
+    assert tokenizer.reasoning_marks is None
+    assert tokenizer.reasoning_marks_with_tools == ReasoningMarks("<|plan|>", "<|/plan|>", key="tool_plan")
+    assert chats.call_format.name == "hermes"
+    templates["tool_use"] = "Think between <think> and </think>. {{ tools }}" + templates["default"]
+    assert with_templates(templates).reasoning_marks_with_tools == ReasoningMarks("<think>", "</think>")
+    offered = Tools(({"name": "get"},))
+    said = [QUESTION, Message("assistant", "Yes.", reasoning="Hm."), QUESTION]
+    for tools, opens, history in (
+        (None, None, "Yes."),
+        (Tools(offered.functions, "none"), None, "Yes."),
+        (offered, True, "<|plan|>Hm.<|/plan|>Yes."),
+    ):
+        written, options = chats.template_input(said, tools)
+        prompt = tokenizer.encode_chat(written, options)
+        assert f"<|assistant|>{history}<|user|>" in tokenizer.decode(prompt)
+        assert chats.opens_reasoning(prompt, tools) is opens
+    reader = chats.reader(offered, True, "id", 0)
+    assert reader is not None
+    assert [reader.read(token, chr(token)) for token in b"Hm.<|/plan|>Yes."][-3:] == ["e", "s", "."]
+    assert reader.take_reasoning() == "Hm."
+    rules = chats.with_reasoning({"lark_grammar": 'start: "x"'}, True, (0,), offered)
+    assert "<|/plan|>" in grammar_text(*rules)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_an_answer_is_read(name: str) -> None:
     form, tokenizer = FORMS[name], tokenizer_of(name)
     chats = Chats(tokenizer)
     prompt = tokenizer.encode_chat(chats.template_input([QUESTION], None)[0])
-    assert chats.opens_reasoning(prompt) is form.opens
+    assert chats.opens_reasoning(prompt, None) is form.opens
     reasoning = "" if form.opens is None else "Hm."
     assert read(name, tokenizer.encode(form.answer), form.opens) == (reasoning, "Yes.")
     assert read(name, tokenizer.encode("Yes."), form.opens) == (("Yes.", "") if form.opens else ("", "Yes."))
