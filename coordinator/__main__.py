@@ -26,6 +26,7 @@ from coordinator.request_reader import RequestReader
 from coordinator.servicer import GenerationServicer
 from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
 from coordinator.tokenizer import Tokenizer
+from coordinator.tools.template_report import summary_of
 from coordinator.unread import UnreadAnswers
 from coordinator.vocabulary_translation import Translation, Vocabularies
 from coordinator.warmup_prompt import WarmupPrompt
@@ -87,6 +88,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             )
         servicer = GenerationServicer(draft, reader, generations, defaults, spans, kept)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
+        log.info("coordinator: chat template: %s", summary_of(tokenizer, reader.prompts.chats))
         keys = "no API key required" if ring is None else f"{len(ring)} API keys"
         log.info("coordinator: listening on %s (%s), %s", await server.start(), settings.tls.said, keys)
         followers = [asyncio.create_task(_follow(target, server))]

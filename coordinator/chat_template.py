@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from coordinator.control_tokens import ControlTokens, encode_text
 from coordinator.reasoning_marks import ReasoningMarks, find_marks, splits
+from paceline.chats import EFFORTS
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
@@ -38,6 +39,9 @@ Messages = list[dict[str, Any]]
 _now: ContextVar[datetime] = ContextVar("now")
 # For what only looks at the template.
 ANY_TIME = datetime(2000, 1, 1)
+_EFFORT = "reasoning_effort"
+# A chat that offers tools may have another template.
+_TOOLS = {"tools": [{"type": "function", "function": {"name": "x", "description": "x", "parameters": {}}}]}
 _PROBE = "paceline probe"
 # For each role a chat that shows whether its content comes out.
 _CALL = {"id": "paceline0", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -62,6 +66,12 @@ class ChatTemplate:
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
+    @property
+    def source_with_tools(self) -> str | None:
+        """Returns the template that is rendered with tools."""
+        template = self._tokenizer.chat_template
+        return template.get("tool_use", self.source) if isinstance(template, dict) else template
+
     def encode(
         self, messages: Messages, options: dict[str, Any], ending: Ending, parse_special_tokens: bool, now: datetime
     ) -> list[int]:
@@ -79,13 +89,28 @@ class ChatTemplate:
         return self._render(messages, options, CLOSED)
 
     @cached_property
+    def refused_efforts(self) -> tuple[str, ...]:
+        """Returns the values of `reasoning_effort` that the template refuses."""
+        if _EFFORT not in (self.source or "") or not self._try_to_render(("user",)):
+            return ()
+        return tuple(each for each in EFFORTS if not self._try_to_render(("user",), {_EFFORT: each}))
+
+    @cached_property
     def reasoning_marks(self) -> ReasoningMarks | None:
         """Returns the texts around reasoning, if the template has any."""
+        return self._find_marks(self.source, {})
 
+    @cached_property
+    def reasoning_marks_with_tools(self) -> ReasoningMarks | None:
+        """Returns those of the template that is rendered with tools."""
+        source = self.source_with_tools
+        return self.reasoning_marks if source == self.source else self._find_marks(source, _TOOLS)
+
+    def _find_marks(self, source: str | None, more: dict[str, Any]) -> ReasoningMarks | None:
         def render(messages: Messages, options: dict[str, Any], opens_turn: bool) -> str:
-            return self._render(messages, options, NEXT_TURN if opens_turn else CLOSED)
+            return self._render(messages, options | more, NEXT_TURN if opens_turn else CLOSED)
 
-        return None if self.source is None else find_marks(render, self.source)
+        return None if source is None else find_marks(render, source)
 
     def _encode_literally(
         self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], ending: Ending, now: datetime
@@ -105,7 +130,8 @@ class ChatTemplate:
         try:
             rendered = self._render(marked, marked_options, ending, now)
             # Templates look for reasoning's end in the content, and a mark would hide it.
-            if self.reasoning_marks is not None and (split := splits(messages, self.reasoning_marks)):
+            marks = self.reasoning_marks_with_tools if options.get("tools") else self.reasoning_marks
+            if marks is not None and (split := splits(messages, marks)):
                 plain = self._render(messages, options, ending, now)
                 again = (self._render(mark(each), marked_options, ending, now) for each in split)
                 rendered = next((each for each in again if plain == control_tokens.unmark(each)), rendered)
@@ -131,9 +157,10 @@ class ChatTemplate:
         ]
         return ControlTokens(self._tokenizer.backend_tokenizer, ids) if ids else None
 
-    def _try_to_render(self, roles: tuple[str, ...]) -> str:
+    def _try_to_render(self, roles: tuple[str, ...], options: dict[str, Any] | None = None) -> str:
+        """Returns "" if the template refuses."""
         try:
-            return self._render([{"role": role, "content": "x"} for role in roles], {}, NEXT_TURN)
+            return self._render([{"role": role, "content": "x"} for role in roles], options or {}, NEXT_TURN)
         except InvalidArgument:
             return ""
 

@@ -1,14 +1,14 @@
 """The marks of reasoning: texts that a chat template writes around it, found by rendering probes.
 
 Most templates render the reasoning of the last turn. Some cut all reasoning from the history: their marks occur in the prompt
-that opens a turn, or only in the source, where an answer is split by them or the model is told to write them.
+that opens a turn, in what the model is told, or only in the source, where an answer is split by them.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations, takewhile
+from itertools import islice, pairwise, permutations, takewhile
 from typing import Any
 
 from paceline.errors import InvalidArgument
@@ -17,9 +17,9 @@ Messages = list[dict[str, Any]]
 # Takes messages, template options, and whether the text ends with what opens the assistant's turn. Raises InvalidArgument.
 Render = Callable[[Messages, dict[str, Any], bool], str]
 
-# Keys of a message that may hold its reasoning, or a content of parts.
+# Where a message's reasoning may be: under a key of its own, or in a content of several parts.
 PARTS = "content"
-KEYS = ("reasoning_content", "reasoning", "thinking", "tool_plan", PARTS)
+KEYS = ("reasoning_content", "reasoning", "thinking", "thought", "tool_plan", PARTS)
 # Words that no filter of a template changes.
 _QUESTION, _REASONING, _ANSWER, _TOOL = "pacelineq", "paceliner", "pacelinea", "pacelinet"
 # Without options a template may leave reasoning out; with others the prompt closes it.
@@ -30,6 +30,8 @@ _OFF: tuple[dict[str, Any], ...] = ({"enable_thinking": False}, {"thinking": Fal
 _USER = {"role": "user", "content": _QUESTION}
 _CALL = {"id": "paceline0", "type": "function", "function": {"name": _TOOL, "arguments": {"x": 1}}}
 _SAID = {"role": "assistant", "content": _ANSWER}
+# Some templates let a model plan only where it has documents to look through.
+_DOCUMENTS = {"documents": [{"title": "x", "text": "x"}]}
 # Some templates render reasoning only where calls follow it, or their results.
 _SHAPES: tuple[tuple[dict[str, Any], Messages], ...] = (
     ({}, []),
@@ -38,13 +40,19 @@ _SHAPES: tuple[tuple[dict[str, Any], Messages], ...] = (
 )
 # What an answer is split by or searched for.
 _SPLIT = re.compile(r"""split\(\s*(['"])(?P<split>[^'"\n]+)\1|(['"])(?P<within>[^'"\n]+)\3\s+(?:not\s+)?in\s""")
-_MAX_LITERALS = 16
+# Literals that may be marks, and marks after reasoning that may end it.
+_MAX_MARKS = 16
 _MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 _UNCLOSED = re.compile(r"[<\[][^<>\[\]]*$")
 _QUOTED = re.compile(r"""['"]\w""")
-_CUT_WORD = re.compile(r"[\w=]+$")
+_CUT_WORD = re.compile(r"(?<![\w=])[\w=]+$")
 _NAME_OF_REASONING = re.compile(r"think|thought|reason", re.IGNORECASE)
-_PAIR = re.compile(r"<(\w*(?:think|thought|reason)\w*)>(?=.*?</\1>)", re.IGNORECASE | re.DOTALL)
+_NAME_OF_ANSWER = re.compile(r"response|answer", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(\w+)>")
+# As in "Write your thoughts after 'Here is my thought process:'".
+_PHRASE = re.compile(r"'([^':\n]+:)'")
+# Words that turn on reasoning whose marks the template never shows.
+_UNSHOWN = {"Enable deep thinking subroutine": ("<think>", "</think>")}
 # What tells an end mark from its begin mark.
 _OPPOSITES = (("</", "<"), ("[/", "["), ("END", "START"), ("END", "BEGIN"), ("close", "open"))
 
@@ -67,7 +75,8 @@ class ReasoningMarks:
 def find_marks(render: Render, source: str) -> ReasoningMarks | None:
     """Returns the marks that a template shows, or else those that its source names."""
     probe = _Probe(render, source)
-    return next((found for search in (probe.rendered, probe.opened, probe.named) for found in search()), None)
+    searches = (probe.rendered, probe.opened, probe.told, probe.named)
+    return next((found for search in searches for found in search()), None)
 
 
 def placed(message: dict[str, Any], reasoning: str, key: str) -> dict[str, Any]:
@@ -109,7 +118,7 @@ class _Probe:
 
     def rendered(self) -> Iterator[ReasoningMarks]:
         """Yields the marks around reasoning that the template renders."""
-        for options in _OPTIONS:
+        for options in (*_OPTIONS, _DOCUMENTS):
             for calls, after in _SHAPES:
                 bare = {"role": "assistant", "content": _ANSWER, **calls}
                 chats = ([_USER, bare, *after], [_USER, bare, *after, _USER])
@@ -132,16 +141,29 @@ class _Probe:
                 for end in others[-1:] or _ends_of(begin):
                     yield self._marks(begin, end)
 
+    def told(self) -> Iterator[ReasoningMarks]:
+        """Yields the phrases that the model is told to write before its reasoning and before its answer."""
+        for options in _OPTIONS:
+            phrases = _PHRASE.findall(self._turn([_USER], options, opens_turn=True))
+            for begin, end in pairwise(phrases):
+                if _NAME_OF_REASONING.search(begin) and _NAME_OF_ANSWER.search(end):
+                    yield self._marks(begin, end)
+
     def named(self) -> Iterator[ReasoningMarks]:
-        """Yields the marks that the source splits answers by, or tells the model of."""
+        """Yields the marks that the source splits answers by, or names."""
         for end in self._ends():
             for begin in _opposites(end):
                 yield self._marks(begin, end)
         for begin, end in permutations(self._literals, 2):
             if self._is_cut_by(end, begin):
                 yield self._marks(begin, end)
-        for pair in _PAIR.finditer(self._source):
-            yield self._marks(f"<{pair[1]}>", f"</{pair[1]}>")
+        last_ends = {tag[2]: tag.start() for tag in _TAG.finditer(self._source) if tag[1]}
+        for tag in _TAG.finditer(self._source):
+            if not tag[1] and _NAME_OF_REASONING.search(tag[2]) and tag.start() < last_ends.get(tag[2], 0):
+                yield self._marks(tag[0], f"</{tag[2]}>")
+        for words, (begin, end) in _UNSHOWN.items():
+            if words in self._source:
+                yield self._marks(begin, end)
 
     def _around(self, text: str, without: list[str], key: str) -> ReasoningMarks | None:
         """Returns what stands around the reasoning in `text`. `without`: the same turn without it, later, and its opening."""
@@ -151,7 +173,7 @@ class _Probe:
         end, lead = _up_to_answer(after), _up_to_answer(without[0][len(opening) :])
         follows = after[after.index(end) + len(end) :].lstrip().startswith(_ANSWER) if end else False
         # Every turn may have the begin mark, or an answer another frame without reasoning.
-        ends = (end[: found.end()] for found in _MARK.finditer(end))
+        ends = (end[: found.end()] for found in islice(_MARK.finditer(end), _MAX_MARKS))
         pairs = ((each, last) for last in ends for each in _opposites(last) if before.strip().endswith(each))
         if (pair := next(pairs, None)) is not None:
             begin, last = pair
@@ -188,7 +210,7 @@ class _Probe:
     def _literals(self) -> list[str]:
         """Returns what answers are split by or searched for, other than marks of calls."""
         found = (each["split"] or each["within"] for each in _SPLIT.finditer(self._source))
-        return list(dict.fromkeys(each for each in found if "tool" not in each))[:_MAX_LITERALS]
+        return list(dict.fromkeys(each for each in found if "tool" not in each))[:_MAX_MARKS]
 
     def _is_cut_by(self, end: str, begin: str = "") -> bool:
         text = self._turn([_USER, {"role": "assistant", "content": f"{begin}{_REASONING}{end}{_ANSWER}"}], {})

@@ -62,7 +62,8 @@ class RequestReader:
         prompt = await self.prompts.read(message, model_info)
         require(len(prompt.token_ids) >= 1, "prompt", "0 tokens", "at least one token")
         check_length("prompt", len(prompt.token_ids), model_info, reserved=min(1, sampling.max_tokens))
-        opens_reasoning = self.prompts.chats.opens_reasoning(prompt.token_ids) if prompt.messages else None
+        chats = self.prompts.chats
+        opens_reasoning = chats.opens_reasoning(prompt.token_ids, prompt.tools) if prompt.messages else None
         salt, left_out = self._salt(message.cache_salt), list[str]()
         try:
             tools, grammar_text, grammar = await self._read_grammar(

@@ -91,7 +91,9 @@ class GenerationServicer:
             version=paceline.__version__,
             # None leaves a field unset.
             tokenizer=generation_pb2.TokenizerInfo(
-                **self._tokenizer.special_tokens, chat_template=self._tokenizer.chat_template
+                **self._tokenizer.special_tokens,
+                chat_template=self._tokenizer.chat_template,
+                refused_efforts=self._tokenizer.refused_efforts,
             ),
         )
         response.target.free_blocks, response.target.total_blocks = self._target.num_blocks

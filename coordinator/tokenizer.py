@@ -74,9 +74,24 @@ class Tokenizer:
         return self._chat_template.source
 
     @property
+    def chat_template_with_tools(self) -> str | None:
+        """Returns the template of chats that offer tools."""
+        return self._chat_template.source_with_tools
+
+    @property
     def reasoning_marks(self) -> ReasoningMarks | None:
         """Returns the texts around reasoning, as the chat template writes them."""
         return self._chat_template.reasoning_marks
+
+    @property
+    def reasoning_marks_with_tools(self) -> ReasoningMarks | None:
+        """Returns those of chats that offer tools."""
+        return self._chat_template.reasoning_marks_with_tools
+
+    @property
+    def refused_efforts(self) -> tuple[str, ...]:
+        """Returns the values of `reasoning_effort` that the chat template refuses."""
+        return self._chat_template.refused_efforts
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Parses request fields that are common to all dialects."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
@@ -11,7 +11,7 @@ from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value, renam
 from gateway.fields import DRAFT_LENGTH, SAMPLING, SPECULATION, Field, Fields, Values, flag, plain, whole_numbers
 from gateway.format_fields import NO_FORMAT, NamedFormat
 from gateway.tool_fields import NO_TOOLS, OfferedTools, parse_calls
-from paceline.chats import MAX_MESSAGES, MAX_PARTS, ROLES, TOOL
+from paceline.chats import EFFORTS, MAX_MESSAGES, MAX_PARTS, ROLES, TOOL
 from paceline.checks import require_at_most
 from paceline.client import Prompt
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, InvalidArgument, shown
@@ -65,10 +65,9 @@ STREAM_OPTIONS = Fields(
 PREDICTION = Fields(plain("type", "content"))
 # llama.cpp's request for as many tokens as possible.
 UNLIMITED = (-1, -2)
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # What turns reasoning on and off in templates of different models.
 SWITCHES = ("enable_thinking", "thinking")
-_TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_TAG_BEGIN, _TAG_END = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _VARIABLE = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 LISTS = frozenset(each.name for each in fields(SamplingParams) if each.default == ())
@@ -237,24 +236,42 @@ def parse_template_options(
 ) -> dict[str, Any] | None:
     """Returns the template's arguments, with the effort in the variables that the template reads. Raises HttpError.
 
-    `turns_on`: the request asks for reasoning, maybe without an effort.
+    An effort that the template refuses becomes the nearest that it takes. `turns_on`: the request asks for reasoning, maybe
+    without an effort.
     """
     options: dict[str, Any] | None = values["chat_template_kwargs"]
     if effort is None and not turns_on:
         return options
     if effort is not None and effort not in EFFORTS:
         raise bad_value("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
-    read = _variables_of(serving.deployment.tokenizer.chat_template or "")
-    told: dict[str, Any] = {"reasoning_effort": effort} if effort and "reasoning_effort" in read else {}
+    tokenizer = serving.deployment.tokenizer
+    read = _variables_of(tokenizer.chat_template or "")
+    taken = None if effort is None else _nearest_effort(effort, tokenizer.refused_efforts)
+    told: dict[str, Any] = {"reasoning_effort": taken} if taken and "reasoning_effort" in read else {}
     told |= {name: effort != "none" for name in SWITCHES if name in read}
     return {**told, **(options or {})} if told else options
+
+
+def _nearest_effort(effort: str, refused: Collection[str]) -> str | None:
+    """Returns the effort, or else the nearest that is not refused, of two the greater. No reasoning stands for itself alone."""
+    if effort not in refused:
+        return effort
+    place = EFFORTS.index(effort)
+    others = [each for each in EFFORTS[::-1] if each not in (*refused, "none") and effort != "none"]
+    return min(others, key=lambda each: abs(EFFORTS.index(each) - place), default=None)
 
 
 @lru_cache(maxsize=8)
 def _variables_of(chat_template: str) -> set[str]:
     """Returns the names that stand in a template's tags, other than those of attributes and in quotes."""
-    tags = _TAG.findall(chat_template)
-    return {name for tag in tags for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
+    return {name for tag in _tags_of(chat_template) for name in _VARIABLE.findall(_QUOTED.sub("", tag))}
+
+
+def _tags_of(chat_template: str) -> Iterator[str]:
+    at = 0
+    while (begin := _TAG_BEGIN.search(chat_template, at)) and (end := _TAG_END.search(chat_template, begin.end())):
+        yield chat_template[begin.end() : end.start()]
+        at = end.end()
 
 
 def hinted_options(values: Values, effort: Any, serving: Serving, turns_on: bool = False) -> dict[str, Any] | None:

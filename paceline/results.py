@@ -1,7 +1,7 @@
 """What the client returns: pieces, completions, traces and the deployment."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,6 +252,8 @@ class TokenizerInfo:
     unk_token: str | None = None
     # In Jinja.
     chat_template: str | None = None
+    # Values of reasoning_effort that the chat template refuses.
+    refused_efforts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class AnswerFormat(Protocol):
     def with_reasoning(
         self, answer: Rules, tools: Tools | None, opens_reasoning: bool | None, eos_token_ids: Sequence[int]
     ) -> list[Rules]:
-        """Returns a whole answer's rules. `answer`: the call grammar's with `tools`, else those of the content."""
+        """Returns the rules of a whole answer. `answer`: the rules of calls if there are `tools`, and else of the content."""
 
     def reader(
         self, tools: Tools | None, opens_reasoning: bool | None, request_id: str, choice: int

@@ -49,7 +49,9 @@ _CONTENT = "\u00a4paceline text\u00a4"
 _USER = {"role": "user", "content": "x"}
 # Not the tool that is called: its name would stand in the prompt too.
 _TOOL = {"name": "paceline_tool", "description": "x", "parameters": {"type": "object", "properties": {}}}
-_TURN_END = re.compile(r"(?:</s>|<[^<>]*(?:eom|eot|im_end|end_of|END_OF|end▁of|tool_response)[^<>]*>)\s*\Z")
+_LAST_MARK = re.compile(r"<[^<>]*>\s*\Z")
+_TURN_END = re.compile(r"</s>|eom|eot|im_end|end_of|END_OF|end▁of|tool_response")
+_LAST_DIGITS = re.compile(r"(?<!\d)\d+\Z")
 _MARK = re.compile(r"<[^<>\s]+>")
 _THINKING = re.compile(r"\s*(<think>\s*</think>|<\|START_THINKING\|>.*?<\|END_THINKING\|>)\s*", re.DOTALL)
 # What jinja makes of a quote where a template takes arguments for text.
@@ -181,7 +183,10 @@ class _Probe:
         end = len(text) - len(common_suffix(text[start:], self._plain[self._plain.index(_CONTENT) :]))
         written = text[start:end]
         written = written[len(self._reasoning_before) :] if written.startswith(self._reasoning_before) else written
-        return _TURN_END.sub("", written).replace(_IDS[0], ID).replace(_IDS[1], ID)
+        last = _LAST_MARK.search(written)
+        if last is not None and _TURN_END.search(last[0]):
+            written = written[: last.start()]
+        return written.replace(_IDS[0], ID).replace(_IDS[1], ID)
 
     @cached_property
     def _plain(self) -> str:
@@ -268,7 +273,7 @@ class _Probe:
         tail = common_prefix(between, end)
         head = common_suffix(before, between[len(tail) :])
         calls_begin, separator = before[: len(before) - len(head)], between[len(tail) : len(between) - len(head)]
-        first_digits, second_digits = re.search(r"\d+\Z", calls_begin), re.search(r"\d+\Z", separator)
+        first_digits, second_digits = _LAST_DIGITS.search(calls_begin), _LAST_DIGITS.search(separator)
         if first_digits and second_digits and int(second_digits[0]) == int(first_digits[0]) + 1:
             first_index = int(first_digits[0])
             calls_begin, separator = calls_begin[: first_digits.start()], separator[: second_digits.start()]

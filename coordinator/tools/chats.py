@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from coordinator.answer_reader import AnswerReader
-from coordinator.reasoning_marks import placed
+from coordinator.reasoning_marks import ReasoningMarks, placed
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.answer_format import AnswerFormat
 from coordinator.tools.call_formats import FUNCTION_IDS, HERMES, CallFormat
@@ -46,7 +46,8 @@ class Chats:
         """Returns how calls are written. The template is asked once, where tools or calls are first in a chat."""
         if not self._renders_tools:
             return FoundCalls(HERMES)
-        return find_calls(self._tokenizer.render_chat, self._tokenizer.chat_template or "", self._tokenizer.vocabulary)
+        template = self._tokenizer.chat_template_with_tools or ""
+        return find_calls(self._tokenizer.render_chat, template, self._tokenizer.vocabulary)
 
     def template_input(
         self, messages: Sequence[Message], tools: Tools | None
@@ -56,7 +57,9 @@ class Chats:
         if self.answer_format is not None:
             written, options = self.answer_format.fit(written, options)
         fitted = self._with_ids(self._fit_to(bool(options)).fit(written))
-        return [self._with_placed_reasoning(each) for each in fitted], options
+        has_tools = "tools" in options
+        marks = self._tokenizer.reasoning_marks_with_tools if has_tools else self._tokenizer.reasoning_marks
+        return fitted if marks is None else [_with_placed_reasoning(each, marks.key) for each in fitted], options
 
     def _written(self, messages: Sequence[Message], tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         if tools is None and not any(each.calls or each.tool_call_id or each.reasoning for each in messages):
@@ -70,20 +73,12 @@ class Chats:
         written = to_template(messages)
         return written, {} if tools is None else {"tools": tools.for_template}
 
-    def _with_placed_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
-        marks = self._tokenizer.reasoning_marks
-        if marks is None or not marks.key or "reasoning_content" not in message:
-            return message
-        reasoning = message["reasoning_content"]
-        return placed(
-            {key: value for key, value in message.items() if key != "reasoning_content"}, reasoning, marks.key
-        )
-
-    def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
+    def opens_reasoning(self, prompt: Sequence[int], tools: Tools | None) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
         if self.answer_format is not None:
             return self.answer_format.opens_reasoning(prompt)
-        return None if self._reasoning_marks is None else self._reasoning_marks.is_opened_by(prompt, self._tokenizer)
+        marks = self._marks_with(tools)
+        return None if marks is None else marks.is_opened_by(prompt, self._tokenizer)
 
     def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> CallGrammar:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
@@ -99,9 +94,10 @@ class Chats:
             return [answer]
         if self.answer_format is not None:
             return self.answer_format.with_reasoning(answer, tools, opens_reasoning, eos_token_ids)
-        if opens_reasoning is None or self._reasoning_marks is None:
+        marks = self._marks_with(tools)
+        if opens_reasoning is None or marks is None:
             return [answer]
-        return with_reasoning(answer, self._reasoning_marks, opens_reasoning, eos_token_ids)
+        return with_reasoning(answer, marks, opens_reasoning, eos_token_ids)
 
     def reader(
         self, tools: Tools | None, opens_reasoning: bool | None, request_id: str, choice: int
@@ -109,7 +105,7 @@ class Chats:
         """Returns the reader of sample `choice`; None if all of it is text."""
         if self.answer_format is not None:
             return self.answer_format.reader(tools, opens_reasoning, request_id, choice)
-        marks = self._reasoning_marks
+        marks = self._marks_with(tools)
         # Without reasoning the answer may still end with a mark.
         is_marked = marks is not None and (opens_reasoning is not None or marks.answer_end)
         if tools is None and not is_marked:
@@ -151,9 +147,20 @@ class Chats:
         """Returns the format in which calls are written; that of Hermes if it is unknown."""
         return self._calls.format or HERMES
 
+    def _marks_with(self, tools: Tools | None) -> CodedMarks | None:
+        """Returns the marks of the template that a request with these tools is rendered with."""
+        is_told = tools is not None and tools.choice != NONE and self._renders_tools
+        return self._marks_with_tools if is_told else self._marks_without_tools
+
     @cached_property
-    def _reasoning_marks(self) -> CodedMarks | None:
-        marks = self._tokenizer.reasoning_marks
+    def _marks_without_tools(self) -> CodedMarks | None:
+        return self._coded(self._tokenizer.reasoning_marks)
+
+    @cached_property
+    def _marks_with_tools(self) -> CodedMarks | None:
+        return self._coded(self._tokenizer.reasoning_marks_with_tools)
+
+    def _coded(self, marks: ReasoningMarks | None) -> CodedMarks | None:
         return None if marks is None else CodedMarks.of(marks, self._tokenizer)
 
     @cached_property
@@ -182,6 +189,13 @@ class Chats:
     @cached_property
     def _renders_tools(self) -> bool:
         return self._tokenizer.chat_template is not None and renders_tools(self._tokenizer.render_chat)
+
+
+def _with_placed_reasoning(message: dict[str, Any], key: str) -> dict[str, Any]:
+    if not key or "reasoning_content" not in message:
+        return message
+    others = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return placed(others, message["reasoning_content"], key)
 
 
 class MarkedReader:

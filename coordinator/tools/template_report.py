@@ -30,8 +30,7 @@ def describe_template(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     takes = [name for name, roles in _ROLES.items() if _renders(tokenizer, roles)]
     yield "renders", ", ".join(takes) or "nothing"
     yield "rewritten", ", ".join(name for name in _ROLES if name not in takes) or "nothing"
-    marks = tokenizer.reasoning_marks
-    yield "reasoning", "none" if marks is None else f"between {marks.begin} and {marks.end}"
+    yield "reasoning", _reasoning_of(tokenizer)
     chats = Chats(tokenizer)
     if not renders_tools(tokenizer.render_chat):
         yield "tools", "described in a system message, as the template renders none"
@@ -44,6 +43,27 @@ def describe_template(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
         yield from _describe_calls(chats.call_format)
     except InvalidArgument as error:
         yield "calls", f"refused: {error}"
+
+
+def summary_of(tokenizer: Tokenizer, chats: Chats) -> str:
+    """Returns in one line how the template writes reasoning and calls."""
+    if tokenizer.chat_template is None:
+        return "none: the model takes text only"
+    reasoning = f"reasoning {_reasoning_of(tokenizer)}"
+    if chats.answer_format is not None:
+        return f"{reasoning}; calls {chats.answer_format.description}"
+    try:
+        return f"{reasoning}; calls as {chats.call_format.name}"
+    except InvalidArgument as error:
+        return " ".join(f"{reasoning}; tools {error.problem}".split())
+
+
+def _reasoning_of(tokenizer: Tokenizer) -> str:
+    without, with_tools = (
+        "none" if marks is None else f"between {marks.begin} and {marks.end}"
+        for marks in (tokenizer.reasoning_marks, tokenizer.reasoning_marks_with_tools)
+    )
+    return without if without == with_tools else f"{without}, with tools {with_tools}"
 
 
 def _describe_calls(found: CallFormat) -> Iterator[tuple[str, str]]:

@@ -362,18 +362,20 @@ class DescribeResponse(_message.Message):
     def __init__(self, target: _Optional[_Union[_model_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelInfo, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
-    __slots__ = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    __slots__ = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "refused_efforts")
     BOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PAD_TOKEN_FIELD_NUMBER: _ClassVar[int]
     UNK_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_EFFORTS_FIELD_NUMBER: _ClassVar[int]
     bos_token: str
     eos_token: str
     pad_token: str
     unk_token: str
     chat_template: str
-    def __init__(self, bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., pad_token: _Optional[str] = ..., unk_token: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
+    refused_efforts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., pad_token: _Optional[str] = ..., unk_token: _Optional[str] = ..., chat_template: _Optional[str] = ..., refused_efforts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "token_ids", "infill", "add_special_tokens", "add_generation_prompt")

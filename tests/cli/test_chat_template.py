@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.tokenizer import Tokenizer
+from coordinator.tools.chats import Chats
+from coordinator.tools.template_report import summary_of
 from tests.coordinator.tools.call_templates import FAMILIES
 from tests.harmony import harmony_tokenizer_files
 from tests.thinking import thinking_tokenizer_files
+
+# Arguments in a list of pairs, which no model is known to write.
+UNKNOWN = (
+    "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<call>\n{{ c.function.name }}\n"
+    "{{ c.function.arguments.items() | list }}\n</call>{% endfor %}{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -44,6 +53,27 @@ def test_a_refused_format_is_told_with_the_reason(paceline, model: Path) -> None
     ran = paceline("chat-template", str(model))
     assert ran.code == 0
     assert "refused: tools are not supported with the chat template of this model" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("files", "template", "summary"),
+    [
+        (thinking_tokenizer_files(), None, "reasoning between <think> and </think>; calls as hermes"),
+        (thinking_tokenizer_files(), FAMILIES["Kimi K2"].template, "reasoning none; calls as <|calls_begin|>"),
+        (harmony_tokenizer_files(), None, "reasoning between <|channel|>analysis<|message|> and <|end|>"),
+        (thinking_tokenizer_files(), UNKNOWN, "reasoning none; tools are not supported with the chat template"),
+        (thinking_tokenizer_files(), "", "none: the model takes text only"),
+    ],
+)  # fmt: skip
+def test_what_is_found_in_one_line(files: dict[str, bytes], template: str | None, summary: str) -> None:
+    """As it is logged when a coordinator starts."""
+    if template is not None:
+        config = json.loads(files["tokenizer_config.json"]) | {"chat_template": template or None}
+        files = files | {"tokenizer_config.json": json.dumps(config).encode()}
+    tokenizer = Tokenizer(files)
+    found = summary_of(tokenizer, Chats(tokenizer))
+    assert found.startswith(summary)
+    assert "\n" not in found
 
 
 def test_a_conversation_is_rendered(paceline, model: Path, tmp_path: Path) -> None:

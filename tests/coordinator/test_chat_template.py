@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,12 @@ from tokenizers import Tokenizer as Backend
 
 from coordinator.chat_template import CLOSED, CONTINUED
 from coordinator.tokenizer import Tokenizer
+from paceline.client import AsyncClient
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument
+from tests.hosted import Host
+from tests.model_folder import change_json
+from tests.thinking import write_thinking_model
 
 Messages = list[dict[str, str]]
 START, END = NAMES = ("<|im_start|>", "<|im_end|>")
@@ -317,6 +322,35 @@ def test_a_template_that_iterates_over_parts_gets_parts(name: str) -> None:
     assert END not in names_in(tokenizer, tokenizer.encode_chat(messages))
 
 
+# As Mistral's: an effort that it does not know is refused, and a missing one is none.
+PICKY = (
+    "{% set reasoning_effort = reasoning_effort or 'none' %}{% if reasoning_effort not in ['none', 'high'] %}"
+    "{{ raise_exception('none or high') }}{% endif %}{{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "refused"),
+    [
+        (PICKY, ("minimal", "low", "medium", "xhigh", "max")),
+        (f"{PICKY}{{{{ raise_exception('no') }}}}", ()),
+        ("{{ messages[0].content }}{{ reasoning_effort }}", ()),
+        ("{{ messages[0].content }}", ()),
+    ],
+)
+def test_a_template_is_asked_which_efforts_it_refuses(template: str, refused: tuple[str, ...]) -> None:
+    assert controlled(template).refused_efforts == refused
+
+
+async def test_clients_are_told_which_efforts_the_template_refuses(host: Host, tmp_path: Path) -> None:
+    write_thinking_model(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", chat_template=PICKY)
+    flags = ("--model", str(tmp_path), "--kv-cache-memory", "16MiB")
+    async with AsyncClient(host.trio(flags, flags).address) as client:
+        refused = (await client.describe()).tokenizer.refused_efforts
+    assert refused == ["minimal", "low", "medium", "xhigh", "max"]
+
+
 # As GLM 4.6's: past reasoning is left out, and its marks are the template's own.
 THINKING = (
     "{% for each in messages %}<|im_start|>{{ each.role }}\n{% if each.role == 'assistant' %}{% set content = each.content %}"
@@ -344,3 +378,15 @@ def test_marks_do_not_hide_the_end_of_reasoning_from_the_template(is_last: bool)
     num_turns = len(messages)
     found = names_in(tokenizer, ids)
     assert [found.count(name) for name in (START, END, "<think>", "</think>")] == [num_turns, num_turns, 1, 1]
+
+
+def test_nor_from_the_template_of_chats_with_tools() -> None:
+    backend = byte_level(NAMES)
+    backend.add_special_tokens([*NAMES, "</think>"])
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": THINKING}]
+    tokenizer = tokenizer_with(backend, templates)
+    messages = [{"role": "assistant", "content": "<think>\nwhy <|im_end|>\n</think>\n\nbecause"}]
+    options = {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    ids = tokenizer.encode_chat(messages, options, CLOSED)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "<|im_start|>assistant\n<think>why <|im_end|></think>because<|im_end|>"

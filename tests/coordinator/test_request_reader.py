@@ -18,7 +18,7 @@ from paceline.rpc.generation_messages import make_request
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import SpeculationParams
 from paceline.v1 import model_pb2
-from tests.thinking import EOS_ID, thinking_tokenizer_files
+from tests.thinking import EOS_ID, TEMPLATE, thinking_tokenizer_files
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -44,8 +44,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-async def read(sampling: SamplingParams, speculation: SpeculationParams | None, calls: Counter[str]) -> Request:
+async def read(
+    sampling: SamplingParams, speculation: SpeculationParams | None, calls: Counter[str], chat_template: Any = TEMPLATE
+) -> Request:
     files = thinking_tokenizer_files(has_special_marks=True)
+    config = json.loads(files["tokenizer_config.json"]) | {"chat_template": chat_template}
+    files["tokenizer_config.json"] = json.dumps(config).encode()
     tokenizer = Tokenizer(files)
     size = tokenizer.backend.get_vocab_size()
     grammars = Grammars(files["tokenizer.json"], size, [EOS_ID])
@@ -71,6 +75,14 @@ async def test_a_chat_is_parsed_once(calls: Counter[str]) -> None:
     request = await read(SamplingParams(), None, calls)
     assert json.dumps(request.tools.functions if request.tools else ()) == '[{"name": "f"}]'
     assert (calls["parse"], calls["_parse_messages"]) == (1, 1)
+
+
+async def test_reasoning_is_opened_by_the_template_of_chats_with_tools(calls: Counter[str]) -> None:
+    opened = TEMPLATE.replace("[assistant]", "[assistant]<think>\n")
+    templates = [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tool_use", "template": opened}]
+    request = await read(SamplingParams(), None, calls, templates)
+    assert request.opens_reasoning is True
+    assert "reasoning" in request.grammar_text
 
 
 async def test_parameters_are_checked_once_for_all_samples(calls: Counter[str]) -> None:

@@ -27,11 +27,14 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
         # Facts of the end besides.
         self.end = generation_pb2.GenerateResponse()
         self.chat_template, self.max_model_len = "", 64
+        self.refused_efforts: Sequence[str] = ()
 
     async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
         return generation_pb2.DescribeResponse(
             target=model_pb2.ModelInfo(name="tiny", max_model_len=self.max_model_len, vocab_size=9),
-            tokenizer=generation_pb2.TokenizerInfo(chat_template=self.chat_template),
+            tokenizer=generation_pb2.TokenizerInfo(
+                chat_template=self.chat_template, refused_efforts=self.refused_efforts
+            ),
         )
 
     async def Detokenize(self, request: Any, context: Any) -> generation_pb2.DetokenizeResponse:

@@ -1,5 +1,7 @@
 """Reasoning over HTTP: `reasoning_content` beside the content, in answers, streams and messages."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
@@ -106,6 +108,41 @@ async def test_an_effort_is_told_to_templates_that_know_it(
     coordinator.chat_template, fields, options = EFFORTS[name]
     assert (await http.post(PATH, json={"messages": [ASKED], **fields})).status_code == 200
     assert coordinator.asked[-1].chat.template_options == options
+
+
+@pytest.mark.parametrize(
+    ("effort", "refused", "told"),
+    [
+        ("high", ("minimal", "low", "medium", "xhigh", "max"), "high"),
+        ("none", ("minimal", "low", "medium", "xhigh", "max"), "none"),
+        # Some reasoning is wanted, and of two as near the greater.
+        ("low", ("minimal", "low", "medium", "xhigh", "max"), "high"),
+        ("max", ("minimal", "low", "xhigh", "max"), "high"),
+        ("medium", ("none", "medium"), "high"),
+        ("minimal", ("minimal", "high"), "low"),
+        # None of what it takes is meant.
+        ("none", ("none",), None),
+        ("low", ("minimal", "low", "medium", "high", "xhigh", "max"), None),
+    ],
+)
+async def test_an_effort_that_the_template_refuses_becomes_the_nearest(
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, effort: str, refused: Sequence[str], told: str | None
+) -> None:
+    coordinator.chat_template, coordinator.refused_efforts = "{{ reasoning_effort }}{{ thinking }}", refused
+    assert (await http.post(PATH, json={"messages": [ASKED], "reasoning_effort": effort})).status_code == 200
+    options = json.loads(coordinator.asked[-1].chat.template_options)
+    assert options == ({} if told is None else {"reasoning_effort": told}) | {"thinking": effort != "none"}
+    # The template's own arguments stay as they are.
+    given = {"reasoning_effort": effort}
+    assert (await http.post(PATH, json={"messages": [ASKED], "chat_template_kwargs": given})).status_code == 200
+    assert json.loads(coordinator.asked[-1].chat.template_options) == given
+
+
+async def test_a_template_of_tags_that_nothing_closes(http: httpx2.AsyncClient, coordinator: FakeCoordinator) -> None:
+    """It is read in linear time: else this takes minutes, which is more than a test may."""
+    coordinator.chat_template = "{{ thinking }}" + "{{ x " * 300_000
+    assert (await http.post(PATH, json={"messages": [ASKED], "reasoning_effort": "low"})).status_code == 200
+    assert coordinator.asked[-1].chat.template_options == '{"thinking": true}'
 
 
 @pytest.mark.parametrize("effort", ["much", 3, ""])

@@ -163,6 +163,11 @@ async def test_no_log_repeats_a_prompt_an_answer_or_a_key(watched: Watched) -> N
     assert "alice" in said
 
 
+def test_a_coordinator_says_what_was_found_of_its_chat_template(watched: Watched) -> None:
+    said = [line["message"] for line in watched.lines("coordinator")]
+    assert "coordinator: chat template: reasoning none; calls as hermes" in said
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_line_of_a_service_is_an_object_with_the_same_beginning(watched: Watched, service: str) -> None:
     lines = watched.lines(service)

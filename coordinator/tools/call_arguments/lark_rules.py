@@ -18,9 +18,9 @@ class Member(NamedTuple):
 
 
 class LarkRules:
-    """`tokens`: ids of the tokens that no text matches, by name.
+    """`tokens`: name -> id of each token that must be written as a token, since no text matches it.
 
-    To the library, added tokens in angle brackets match no text, special or not.
+    In the library, text matches neither special tokens nor added tokens in angle brackets.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:

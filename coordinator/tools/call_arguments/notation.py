@@ -105,7 +105,7 @@ class Notation:
         if self.escapes == "json":
             is_whole = yield from reader.take_escaped(self.quote, reader.emit)
         else:
-            # A quote of one character may stand in the text too.
+            # The text may contain a quote of one character.
             marks = tuple(self.quote + end for end in ends) if len(self.quote) == 1 and ends else (self.quote,)
             is_whole = yield from reader.take_until(marks, len(self.quote), reader.emit_text)
         reader.emit('"' if is_whole else "")
@@ -240,7 +240,7 @@ def _take_escaped(reader: ArgumentsReader) -> Reading[tuple[str, bool]]:
     parts: list[str] = []
     is_whole = yield from reader.take_escaped(quote, parts.append)
     text = "".join(parts)
-    # What Python can't read stands for itself.
+    # Text that Python can't read is kept as it is.
     with contextlib.suppress(ValueError, SyntaxError), warnings.catch_warnings(action="ignore"):
         text = str(ast.literal_eval(quote + text.replace("\n", "\\n") + quote))
     return json.dumps(text, ensure_ascii=False), is_whole

@@ -1,4 +1,4 @@
-"""What a style of arguments needs of the parser that reads a call."""
+"""The part of a call's parser that styles of arguments use."""
 
 import json
 from abc import abstractmethod

@@ -86,9 +86,10 @@ def type_of(value: Any) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Returns the JSON of a value that is written without quotes, of one of these types; of any if there are none.
+    """Converts a value that is written without quotes to JSON. `types`: those that the schema allows; empty: any.
 
-    What fits none of them is text where it may be text, and else as it is spelled: the client's schema refuses it.
+    A value of another type becomes a string if the schema allows strings. Otherwise it stays as written, for the client's
+    schema to refuse.
     """
     plain = text.strip()
     if types != {STRING} and (written := _parsed(plain)) is not None:

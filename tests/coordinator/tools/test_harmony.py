@@ -256,9 +256,9 @@ def test_the_template_cuts_the_reasoning_of_earlier_answers() -> None:
 def test_a_message_that_goes_on_is_content() -> None:
     plain, _ = CHATS.template_input([QUESTION, Message("assistant", "Ye", is_prefix=True)], None)
     prompt = TOKENIZER.encode_chat(plain, ending=CONTINUED)
-    assert CHATS.opens_reasoning(prompt) is None
+    assert CHATS.opens_reasoning(prompt, None) is None
     assert read(ids("s.<|return|>"), opens=None)[:2] == ("", "s.")
     assert read(ids(f"s.{NEXT}{CALL}"), opens=None, offered=tools())[:3] == ("", "s.", GOT)
     assert refused_at(rules(AUTO, opens=None), f"s.{NEXT}{THOUGHT}{CALL}") is None
     assert refused_at(rules(None, WANTED, None), f"{ARGUMENTS}<|return|>") is None
-    assert CHATS.opens_reasoning(TOKENIZER.encode_chat(plain[:1])) is False
+    assert CHATS.opens_reasoning(TOKENIZER.encode_chat(plain[:1]), None) is False

@@ -155,7 +155,7 @@ def test_white_space_without_end_takes_no_longer_each_time(chats: Chats, opens: 
     ],
 )
 def test_what_the_prompt_says_of_a_reasoning(chats: Chats, prompt: str, opens: bool | None) -> None:
-    assert chats.opens_reasoning(BACKEND.encode(prompt).ids) is opens
+    assert chats.opens_reasoning(BACKEND.encode(prompt).ids, None) is opens
 
 
 def ids(text: str) -> list[int]:

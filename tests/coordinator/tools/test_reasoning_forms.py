@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -10,10 +11,11 @@ from tokenizers import Tokenizer as Backend
 
 from coordinator.chat_template import NEXT_TURN
 from coordinator.format_grammars import make_rules
-from coordinator.reasoning_marks import PARTS, ReasoningMarks
+from coordinator.reasoning_marks import PARTS, Messages, ReasoningMarks, find_marks
 from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
+from coordinator.tools.offered_tools import Tools
 from coordinator.tools.tool_messages import Message
 from paceline.grammar import GrammarEngine, allows, grammar_text
 from paceline.output_format import OutputFormat
@@ -37,6 +39,7 @@ class Form:
     opens: bool | None = False
     history: str = ""
     start: str = "<|{{ m.role }}|>\n"
+    system: str = ""
 
 
 # The reasoning of the last turn alone, an empty one before other answers.
@@ -77,7 +80,10 @@ STEPS = (
     "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"
     "{% endif %}{{ m.content }}"
 )
-TOLD = "Write your thoughts between <think></think> and your response between <response></response>."
+PHRASES = (
+    "{% if thinking %}Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'.\n"
+    "{% endif %}"
+)
 FORMS = {
     "last turn": Form(LAST, "", THINK, "<think>\nHm.\n</think>\n\nYes.", added=("<think>", "</think>"), history="Yes."),
     "empty in history": Form(
@@ -121,6 +127,25 @@ FORMS = {
     "told": Form(
         "{{ m.content }}", "", ReasoningMarks("<think>", "</think>", "<response>", "</response>"),
         "<think>Hm.</think>\n<response>Yes.</response>", history="Yes.",
+        system="Write your thoughts between <think></think> and your response between <response></response>.",
+    ),
+    "told in phrases": Form(
+        "{{ m.content }}", "", ReasoningMarks("Here is my thought process:", "Here is my response:"),
+        "Here is my thought process:\nHm.\n\nHere is my response:\nYes.", history="Yes.", system=PHRASES,
+    ),
+    "turned on": Form(
+        "{{ m.content }}", "", ReasoningMarks("<think>", "</think>"), "<think>\nHm.\n</think>\n\nYes.", history="Yes.",
+        system="{% if enable_thinking %}Enable deep thinking subroutine.\n{% endif %}",
+    ),
+    "thought": Form(
+        "{% if m.thought %}<|thought_start|>\n{{ m.thought }}\n<|thought_end|>\n{% endif %}{{ m.content }}", "",
+        ReasoningMarks("<|thought_start|>", "<|thought_end|>", key="thought"), "<|thought_start|>\nHm.\n<|thought_end|>\nYes.",
+        added=("<|thought_start|>", "<|thought_end|>"), history="<|thought_start|>\nHm.\n<|thought_end|>\nYes.",
+    ),
+    "with documents": Form(
+        "{% if documents and m.tool_calls %}<|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|>{% else %}{{ m.content }}{% endif %}",
+        "", ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>", key="tool_plan"), "<|START_THINKING|>Hm.<|END_THINKING|>Yes.",
+        special=("<|START_THINKING|>", "<|END_THINKING|>"), history="Yes.",
     ),
     "closed message": Form(
         CLOSED, "<|open|>think<|sep|>",
@@ -148,9 +173,12 @@ def tokenizer_of(name: str) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([EOS, *form.special])
     backend.add_tokens([AddedToken(each, special=False, normalized=False) for each in form.added])
-    system = TOLD if name.startswith("told") else ""
     opening = form.start.replace("{{ m.role }}", "assistant") + form.opening
-    template = f"{system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    template = f"{form.system}{{% for m in messages %}}{form.start}{form.turns}{{% endfor %}}{{% if add_generation_prompt %}}{opening}{{% endif %}}"
+    return make_tokenizer(backend, template)
+
+
+def make_tokenizer(backend: Backend, template: Any) -> Tokenizer:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": EOS}
     return Tokenizer(
         {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(settings).encode()}
@@ -181,12 +209,68 @@ def test_marks_are_found(name: str) -> None:
     assert tokenizer_of(name).reasoning_marks == FORMS[name].marks
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Write your thoughts after 'My thoughts:', and their reasons after 'My reasons:'.",
+        "Write your response after 'Here is my response:' and your thoughts after 'Here is my thought process:'.",
+        "Begin each line with 'Question:' or with 'Answer:'.",
+        "Never close with </thought> what you did not open with <thought>.",
+    ],
+)
+def test_what_marks_nothing(told: str) -> None:
+    def render(messages: Messages, options: dict[str, Any], opens_turn: bool) -> str:
+        return told + "".join(f"<|{each['role']}|>{each['content']}" for each in messages)
+
+    assert find_marks(render, told) is None
+
+
+def test_the_template_of_chats_with_tools_has_marks_of_its_own() -> None:
+    """As Cohere's, whose default one opens the answer."""
+    turns = "{% for m in messages %}<|{{ m.role }}|>"
+    templates = {
+        "default": turns + "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        # It drops calls, and tells of their mark.
+        "tool_use": "{{ tools }}<tool_call>" + turns + "{% if m.tool_plan %}<|plan|>{{ m.tool_plan }}<|/plan|>{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|><|plan|>{% endif %}",
+    }  # fmt: skip
+
+    def with_templates(templates: dict[str, str]) -> Tokenizer:
+        listed = [{"name": name, "template": each} for name, each in templates.items()]
+        return make_tokenizer(tokenizer_of("told").backend, listed)
+
+    tokenizer = with_templates(templates)
+    chats = Chats(tokenizer)
+    assert tokenizer.reasoning_marks is None
+    assert tokenizer.reasoning_marks_with_tools == ReasoningMarks("<|plan|>", "<|/plan|>", key="tool_plan")
+    assert chats.call_format.name == "hermes"
+    templates["tool_use"] = "Think between <think> and </think>. {{ tools }}" + templates["default"]
+    assert with_templates(templates).reasoning_marks_with_tools == ReasoningMarks("<think>", "</think>")
+    offered = Tools(({"name": "get"},))
+    said = [QUESTION, Message("assistant", "Yes.", reasoning="Hm."), QUESTION]
+    for tools, opens, history in (
+        (None, None, "Yes."),
+        (Tools(offered.functions, "none"), None, "Yes."),
+        (offered, True, "<|plan|>Hm.<|/plan|>Yes."),
+    ):
+        written, options = chats.template_input(said, tools)
+        prompt = tokenizer.encode_chat(written, options)
+        assert f"<|assistant|>{history}<|user|>" in tokenizer.decode(prompt)
+        assert chats.opens_reasoning(prompt, tools) is opens
+    reader = chats.reader(offered, True, "id", 0)
+    assert reader is not None
+    assert [reader.read(token, chr(token)) for token in b"Hm.<|/plan|>Yes."][-3:] == ["e", "s", "."]
+    assert reader.take_reasoning() == "Hm."
+    rules = chats.with_reasoning({"lark_grammar": 'start: "x"'}, True, (0,), offered)
+    assert "<|/plan|>" in grammar_text(*rules)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_an_answer_is_read(name: str) -> None:
     form, tokenizer = FORMS[name], tokenizer_of(name)
     chats = Chats(tokenizer)
     prompt = tokenizer.encode_chat(chats.template_input([QUESTION], None)[0])
-    assert chats.opens_reasoning(prompt) is form.opens
+    assert chats.opens_reasoning(prompt, None) is form.opens
     reasoning = "" if form.opens is None else "Hm."
     assert read(name, tokenizer.encode(form.answer), form.opens) == (reasoning, "Yes.")
     assert read(name, tokenizer.encode("Yes."), form.opens) == (("Yes.", "") if form.opens else ("", "Yes."))
