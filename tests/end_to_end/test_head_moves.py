@@ -27,7 +27,7 @@ WAYS = [
     SpeculationParams(),
 ]
 OFF = SpeculationParams(enabled=False)
-NUM_TOKENS, UNDER_WAY_TOKENS = 400, 8
+NUM_TOKENS, UNDER_WAY_TOKENS, TRIES = 400, 8, 10
 
 
 # No token of it is forced, and it does not end before NUM_TOKENS.
@@ -48,11 +48,17 @@ class Streams:
         self.completions = [Completion() for _ in range(2 * len(WAYS))]
         self._tasks = [asyncio.create_task(self._follow(number)) for number in range(len(self.completions))]
 
-    async def until_under_way(self) -> None:
+    async def are_under_way(self) -> bool:
+        """Waits until all have begun. Returns whether none has ended, so that they can be disturbed."""
         while any(len(each.token_ids) < UNDER_WAY_TOKENS for each in self.completions):
             assert not any(task.done() and task.exception() for task in self._tasks)
             await asyncio.sleep(0.002)
-        assert all(each.finish is None for each in self.completions), "too late to disturb anything"
+        return all(each.finish is None for each in self.completions)
+
+    @property
+    def are_at_both(self) -> bool:
+        """Whether a head drafts for some, and for others none does."""
+        return 0 < self.num_rounds_of_head().count(0) < 2 * len(FIXED)
 
     async def end(self) -> list[list[int]]:
         await asyncio.gather(*self._tasks)
@@ -68,6 +74,16 @@ class Streams:
         sampling = sampling_of(number, self._form)
         async for chunk in self._client.stream(prompt_of(number), sampling, way, trace=True, format=self._form):
             self.completions[number].add(chunk)
+
+
+async def streams_under_way(client: AsyncClient, form: OutputFormat | None = None, at_both: bool = False) -> Streams:
+    """Begins generations; again if a busy machine let some end too early, or made one target so slow that it got none."""
+    for _ in range(TRIES):
+        streams = Streams(client, form)
+        if await streams.are_under_way() and (streams.are_at_both or not at_both):
+            return streams
+        await streams.end()
+    raise AssertionError(f"not under way, or not at both targets, in {TRIES} tries")
 
 
 def prompt_of(number: int) -> list[int]:
@@ -99,8 +115,7 @@ def target_flags(folder: Path, form: OutputFormat | None = None) -> tuple[str, .
 async def test_generations_that_a_head_drafts_for_lose_no_token_with_their_target(tmp_path: Path, fate: str) -> None:
     async with pools(tmp_path, TARGETS, [], target_flags(tmp_path)) as found:
         expected = await without_drafts(found.client)
-        streams = Streams(found.client)
-        await streams.until_under_way()
+        streams = await streams_under_way(found.client)
         before = streams.num_rounds_of_head()
         service = found.servers.by_name[await found.busiest("target")]
         if fate == "killed":
@@ -130,10 +145,7 @@ async def test_generations_move_between_a_target_with_a_head_and_one_without(
         found.servers.list("targets", "with a head", "without a head")
         await found.until("target", "without a head", 1)
         expected = await without_drafts(found.client, form)
-        streams = Streams(found.client, form)
-        await streams.until_under_way()
-        before = streams.num_rounds_of_head()
-        assert 0 < before.count(0) < len(before), "not at both targets"
+        streams = await streams_under_way(found.client, form, at_both=True)
         found.servers.by_name[victim].kill()
         assert await streams.end() == expected
         assert await num_migrations(found) > 0
