@@ -150,9 +150,15 @@ class ModelServicer:
         return await asyncio.shield(times)
 
     async def _measure(self) -> MeasuredTimes:
-        times = await self._engine.worker.call(self._engine.measure_forward_times)
-        self._engine.worker.times.begin(times.of_model)
-        return times
+        worker = self._engine.worker
+
+        def measure() -> MeasuredTimes:
+            times = self._engine.measure_forward_times()
+            # Before the next step, which learns from it.
+            worker.times.begin(times.of_model)
+            return times
+
+        return await worker.call(measure)
 
     async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         for name, data in self._engine.tokenizer_files.items():

@@ -21,7 +21,7 @@ KNOWN_STEPS, KNOWN_FOR_S = 20, 5.0
 
 
 class LearnedTimes:
-    """Steps are counted on the device thread; the rest is for other threads."""
+    """It begins and counts steps on the device thread; the properties are for other threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
