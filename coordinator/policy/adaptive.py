@@ -127,10 +127,11 @@ class AdaptivePolicy(Policy):
         is_early = self._costs.level.num_plain < PLAIN_FIRST * size and not self._costs.knows_pace(drafting=False)
         if not self._bounds.min and (drafts is False or is_early):
             return [*plans]
-        tried = self._costs.level.tried if drafts is True else None
-        sources = [each for each in sources if tried in (None, each.key)]
-        if not sources:
-            return [*plans]
+        trial = self._costs.level.trial if drafts is True else None
+        if trial is not None and not self._bounds.min:
+            sources = [each for each in sources if each.joins(trial, context)]
+            if not sources:
+                return [*plans]
         is_held = drafts is True and self._held_until == self._costs.level.decided_until
         is_held = is_held and self._held.num_asked <= context.draft_room and self._held.source in (None, *sources)
         if is_held and len(plans) == 1:
@@ -145,7 +146,7 @@ class AdaptivePolicy(Policy):
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
                 plan, context, self._tokens_each, self._speed, message_s, self._unaided,
-                must_draft=drafts is True, is_trial=tried is not None,
+                must_draft=drafts is True, is_trial=trial is not None and source.key == trial.source,
             )  # fmt: skip
 
         alone = [self._held] if is_held else [continued(NO_PLAN, each) for each in sources]
@@ -154,9 +155,10 @@ class AdaptivePolicy(Policy):
         if drafts is None:
             best = self._best([*plans, *found])
             others = [] if best.chances or self._bounds.min else [each for each in sources if each is not best.source]
-            trials = [each for each in others if each.may_try(context, best, self._tokens_each, self._speed, message_s)]
-            self._costs.decide(any(plan.source for plan in found), trials[0].key if trials else None, best.gain)
-            if trials:
+            trials = (each.trial(context, best, self._tokens_each, self._speed, message_s) for each in others)
+            trial = next(filter(None, trials), None)
+            self._costs.decide(any(plan.source for plan in found), trial)
+            if trial is not None:
                 return self._with_drafts(plans, sources, context)
             if self._costs.decision() is False and not self._bounds.min:
                 return [*plans]
@@ -356,7 +358,7 @@ class AdaptivePolicy(Policy):
         for each in self._sources:
             if each is drafted_by:
                 each.learn(finished, self._plan, self._num_before, self._num_drafted)
-            each.count(finished, self._plan, each is drafted_by, self._speed, seconds)
+            each.count(finished, self._plan, self._speed, seconds)
 
 
 def _of_choices(values: Sequence[float], is_forced: Sequence[bool]) -> list[float]:

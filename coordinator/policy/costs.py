@@ -1,15 +1,19 @@
-"""What a round costs: the servers' forward times, and what messages and waits add to them.
+"""What a round costs: the servers' own forward times, corrected by the rounds that ran.
 
 Servers tell the seconds of a forward pass by its number of tokens, and learn them from their work
-(`paceline.engine.scheduling.learned_times`). They also report what they computed for a round; the rest of its time is overhead.
-It is learned at each level of concurrency, for rounds with drafts, for those without, and for each draft model's drafting. Only
-rounds like most of the others count: a plain round that waits for another generation's drafts says nothing of how fast all would
-be without.
+(`paceline.engine.scheduling.learned_times`). A server computes for longer than that where others share the forward pass, where the
+context is long, or where it is a slower one of a pool; and messages and waits add to it:
+
+    seconds = factor * forwards + overhead
+
+Servers report what they computed for a round, so both are observed in each round. They are learned at each level of concurrency,
+overheads for rounds with drafts, for those without, and for each draft model's drafting. Only rounds like most of the others
+count: a plain round that waits for another generation's drafts says nothing of how fast all would be without.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
 from coordinator.policy.free_rounds import Began, FreeRounds
@@ -19,8 +23,8 @@ from paceline.recent_mean import RecentMean
 
 # Weight of the newest observation; the first ones count alike.
 RECENT = 0.05
-# An observation is limited to this multiple of the prediction: a pause says nothing of the next round. Where the server has
-# measured nothing, the first few rounds are not.
+# An observation is limited to this multiple of the prediction: a pause says nothing of the next round. Where forward times are a
+# guess, the first few rounds are not.
 MAX_SURPRISE, GUESSED_ROUNDS = 2.0, 3
 # Factor on the weight of older rounds in a pace, for a round of each generation; and rounds of each that make it known.
 PACE_MEMORY, KNOWN_ROUNDS = 0.95, 0.5
@@ -36,27 +40,47 @@ MAX_TAIL = 64
 
 
 @dataclass(slots=True)
-class Overhead:
-    """Seconds that rounds take beside what servers compute."""
+class Correction:
+    """How many times longer a server computes than its forward times tell."""
 
-    mean_s: float = 0.0
+    factor: float = 1.0
+    num_rounds: int = 0
+    # What the server told when this was last learned.
+    times: ForwardTimes | None = None
+
+    def learn(
+        self, computed_s: float, times: ForwardTimes, forwards: Callable[[ForwardTimes], float], follows: bool = True
+    ) -> None:
+        """`forwards`: the seconds of a round's forward passes by given times. `follows`: such a round was not long ago."""
+        forwards_s = forwards(times)
+        if self.times is not None and self.times is not times:
+            # What the server has learned of such rounds does not count twice; after others, it knows better.
+            self.factor = self.factor * forwards(self.times) / forwards_s if follows else 1.0
+            self.num_rounds = self.num_rounds if follows else 0
+        self.times = times
+        self.num_rounds += 1
+        ratio = computed_s / forwards_s
+        if times.is_measured or self.num_rounds > GUESSED_ROUNDS:
+            ratio = min(max(ratio, self.factor / MAX_SURPRISE), MAX_SURPRISE * self.factor)
+        self.factor += max(RECENT, 1 / self.num_rounds) * (ratio - self.factor)
+
+    def guess(self) -> "Correction":
+        """Returns a first guess for another level."""
+        return replace(self, num_rounds=min(1, self.num_rounds))
+
+
+@dataclass(slots=True)
+class Overhead:
+    """What rounds take beside what servers compute."""
+
+    seconds: float = 0.0
     num_rounds: int = 0
 
-    @property
-    def seconds(self) -> float:
-        return max(0.0, self.mean_s)
-
-    def seen(self, seconds: float, computed_s: float, forwards_s: float, times: ForwardTimes) -> float:
-        """Returns what a round took beside `computed_s`, or beside `forwards_s` of `times` if the server does not say (0)."""
-        computed_s = computed_s or forwards_s
-        if times.is_measured or self.num_rounds > GUESSED_ROUNDS:
-            most_s = MAX_SURPRISE * (forwards_s + self.seconds)
-            seconds, computed_s = min(seconds, most_s), min(computed_s, most_s)
-        return seconds - computed_s
-
-    def learn(self, seconds: float) -> None:
+    def learn(self, seconds: float, predicted_s: float) -> None:
+        """`predicted_s`: of the forward passes."""
         self.num_rounds += 1
-        self.mean_s += max(RECENT, 1 / self.num_rounds) * (seconds - self.mean_s)
+        seconds = min(seconds, MAX_SURPRISE * (predicted_s + self.seconds))
+        self.seconds += max(RECENT, 1 / self.num_rounds) * (seconds - self.seconds)
 
     def or_like(self, other: "Overhead") -> "Overhead":
         """Returns `other` while nothing was learned."""
@@ -64,7 +88,21 @@ class Overhead:
 
     def guess(self) -> "Overhead":
         """Returns a first guess for another level."""
-        return Overhead(self.mean_s, min(1, self.num_rounds))
+        return replace(self, num_rounds=min(1, self.num_rounds))
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What is learned of a draft model's drafting."""
+
+    correction: Correction = field(default_factory=Correction)
+    overhead: Overhead = field(default_factory=Overhead)
+    # The newest round that it was learned in, of all rounds.
+    newest_round: int = 0
+
+    def guess(self) -> "Drafting":
+        """Returns a first guess for another level."""
+        return Drafting(self.correction.guess(), self.overhead.guess())
 
 
 @dataclass(slots=True)
@@ -103,30 +141,39 @@ class DraftForwards:
         return self.times(num_active * num_fed) + (num_drafts - 1) * self.times(num_active)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`gain`: of the best plan without it. `reading_s`: the longest reading of what was missed that it pays for."""
+
+    source: Hashable
+    gain: float
+    reading_s: float
+
+
 @dataclass(slots=True)
 class Level:
     """What was learned at one level of concurrency."""
 
+    target: Correction = field(default_factory=Correction)
     plain: Overhead = field(default_factory=Overhead)
     verifying: Overhead = field(default_factory=Overhead)
     free: FreeRounds = field(default_factory=FreeRounds)
     # By source.
-    drafting: dict[Hashable, Overhead] = field(default_factory=lambda: defaultdict(Overhead))
+    drafting: dict[Hashable, Drafting] = field(default_factory=lambda: defaultdict(Drafting))
     # Paces of all generations while none drafts, and while most do.
     paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
     # Rounds without a model's drafts, those that teach nothing included, and all rounds.
     num_plain: int = 0
     num_rounds: int = 0
-    # Whether all draft, by which source if it is tried, what the best plan was to gain otherwise, and the number of rounds up to
-    # which that holds.
+    # Whether all draft, and the number of rounds up to which that holds.
     drafts: bool = False
-    tried: Hashable = None
-    gain_untried: float = 0.0
     decided_until: int = 0
+    # If they try a source, which would else lose.
+    trial: Trial | None = None
 
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
-        guess = Level(self.plain.guess(), self.verifying.guess())
+        guess = Level(self.target.guess(), self.plain.guess(), self.verifying.guess())
         guess.drafting.update((source, each.guess()) for source, each in self.drafting.items())
         return guess
 
@@ -163,21 +210,17 @@ class CostModel:
         return num_changes == self._num_changes
 
     def decision(self) -> bool | None:
-        """Returns whether all that share forward passes draft; None if that is to be decided, or for one alone, unless it tries."""
+        """Returns whether all that share forward passes draft; None if that is to be decided, or for one alone without a trial."""
         level = self.level
-        is_held = level.num_rounds < level.decided_until and (self.active.size > 1 or level.tried is not None)
+        is_held = level.num_rounds < level.decided_until and (self.active.size > 1 or level.trial is not None)
         return level.drafts if is_held else None
 
-    def decide(self, gains: bool, tried: Hashable = None, gain: float = 0.0) -> None:
-        """Decides for some rounds of all. `gains`: what is predicted, which what was seen overrules. `tried`: a source.
-
-        gain: of the best plan without it.
-        """
+    def decide(self, gains: bool, trial: Trial | None = None) -> None:
+        """Decides for some rounds of all. `gains`: what is predicted, which what was seen overrules."""
         level, seen = self.level, self._pays()
-        level.tried, level.gain_untried = tried, gain
-        level.drafts = tried is not None or (gains if seen is None else seen)
-        num_rounds = TRIAL_ROUNDS if level.drafts and (tried is not None or seen is None) else DECIDED_ROUNDS
-        level.decided_until = level.num_rounds + num_rounds * self.active.size
+        level.trial, is_tried = trial, trial is not None or (seen is None and gains)
+        level.drafts = is_tried if seen is None or trial is not None else seen
+        level.decided_until = level.num_rounds + (TRIAL_ROUNDS if is_tried else DECIDED_ROUNDS) * self.active.size
 
     def _pays(self) -> bool | None:
         """Returns whether a model's drafts were seen to pay at this level; None if that is not known."""
@@ -206,14 +249,15 @@ class CostModel:
         """Predicts the target's part of a round."""
         level = self.level
         overhead = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
-        return self._target_times()(self.active.size * (1 + num_drafts)) + overhead.seconds
+        return level.target.factor * self._target_times()(self.active.size * (1 + num_drafts)) + overhead.seconds
 
     def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
         """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
         level, size, times = self.level, self.active.size, self._target_times()
+        factor = level.target.factor
         overhead_s = level.verifying.or_like(level.plain).seconds
         counts = range(1, most_drafts + 1)
-        return [self.verify_s(0), *(times(size * (1 + num * num_tokens)) + overhead_s for num in counts)]
+        return [self.verify_s(0), *(factor * times(size * (1 + num * num_tokens)) + overhead_s for num in counts)]
 
     @property
     def free_saves_s(self) -> float:
@@ -236,8 +280,9 @@ class CostModel:
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
         size, level = self.active.size, self.level
-        overhead_s = level.drafting[forwards.source].or_like(level.plain).seconds
-        return lambda num_fed, num_drafts: forwards.seconds(size, num_fed, num_drafts) + overhead_s
+        drafting = level.drafting[forwards.source]
+        factor, overhead_s = drafting.correction.factor, drafting.overhead.or_like(level.plain).seconds
+        return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + overhead_s
 
     def learn(
         self, finished: Round, seconds: float, forwards: DraftForwards | None, num_drafted: int, is_like_others: bool,
@@ -265,18 +310,27 @@ class CostModel:
         num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts.value
         self._num_drafts.add(num_drafts)
         overhead = level.verifying if num_drafts else level.plain
-        target_times = self._target_times()
-        forwards_s, computed_s = target_times(num_tokens), verify.compute_us / 1e6
-        # Others tell nothing of messages that are waited for.
-        if (is_common or not overhead.num_rounds) and began is Began.ASKED:
-            overhead.learn(overhead.seen(finished.verify_s, computed_s, forwards_s, target_times))
+        times, computed_s = self._target_times(), verify.compute_us / 1e6 or finished.verify_s
+        predicted_s = level.target.factor * times(num_tokens)
+        if is_common or not overhead.num_rounds:
+            level.target.learn(computed_s, times, lambda times: times(num_tokens))
+            # Others tell nothing of messages that are waited for.
+            if began is Began.ASKED:
+                overhead.learn(max(0.0, finished.verify_s - computed_s), predicted_s)
         if is_common and num_drafts == 0:
-            free_s = level.plain.seen(seconds, computed_s, forwards_s, target_times)
+            free_s = min(seconds, MAX_SURPRISE * (predicted_s + level.plain.seconds)) - predicted_s
             level.free.learn(began, free_s, level.plain.seconds)
         if forwards is None or draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
             # What the round waited for, or how long the draft read, says nothing of the drafting.
             return
-        overhead = level.drafting[forwards.source]
-        if is_common or not overhead.num_rounds:
-            forwards_s = forwards.seconds(num_active, draft.num_tail_tokens, num_drafted)
-            overhead.learn(overhead.seen(finished.propose_s, draft.compute_us / 1e6, forwards_s, forwards.times))
+        drafting, counts = level.drafting[forwards.source], (num_active, draft.num_tail_tokens, num_drafted)
+        if is_common or not drafting.overhead.num_rounds:
+            computed_s = draft.compute_us / 1e6 or finished.propose_s
+            drafting.overhead.learn(
+                max(0.0, finished.propose_s - computed_s), drafting.correction.factor * forwards.seconds(*counts)
+            )
+            follows = level.num_rounds - drafting.newest_round <= DECIDED_ROUNDS * num_active
+            drafting.newest_round = level.num_rounds
+            drafting.correction.learn(
+                computed_s, forwards.times, lambda times: replace(forwards, times=times).seconds(*counts), follows
+            )

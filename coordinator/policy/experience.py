@@ -18,8 +18,8 @@ CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
 # What asking a draft head is worth: weight of the newest round, the first guess and how many rounds that counts for, and the
 # share of the way back to it that each round takes in which the head is not asked.
 WORTH_RECENT, FIRST_WORTH, FIRST_ROUNDS, WORTH_FORGETTING = 0.05, 0.1, 8, 0.004
-# What a source that was never tried may lose, in choices.
-FIRST_SAVINGS = 8.0
+# Of the choices made without a source, this share may be lost by trying it; and what may be lost at first, in choices.
+TRIAL_SHARE, FIRST_SAVINGS = 0.005, 8.0
 # Weight of the newest answer, and first guesses of what answers are like.
 ANSWER_RECENT, FIRST_LENGTH, FIRST_UNAIDED = 0.05, 128, 0.5
 
@@ -54,6 +54,30 @@ class Confidence:
 
 
 @dataclass(slots=True)
+class Savings:
+    """What may be lost by trying a source that is not predicted to gain, in choices."""
+
+    choices: float = FIRST_SAVINGS
+    _risk: float = 0.0
+
+    def save(self, num_choices: int) -> None:
+        """Notes choices made without the source."""
+        self.choices += TRIAL_SHARE * num_choices
+
+    def affords(self, risk: float) -> bool:
+        """Returns whether a trial may begin. `risk`: what it loses if nothing is accepted."""
+        self._risk = risk
+        # Not so much that trial follows trial.
+        self.choices = min(self.choices, max(FIRST_SAVINGS, 2 * risk))
+        return self.choices >= risk
+
+    def spend(self, loss: float) -> None:
+        """Notes what a round of a trial has lost."""
+        # A pause is not its fault.
+        self.choices -= min(max(0.0, loss), self._risk)
+
+
+@dataclass(slots=True)
 class Experience:
     """Shares what generations learn, by source of drafts. Greedy and sampled texts have rates of their own."""
 
@@ -65,8 +89,8 @@ class Experience:
     # Of answers: choices, and the share of them made without looked-up drafts.
     answer_length: RecentMean = field(default_factory=lambda: RecentMean(ANSWER_RECENT, FIRST_LENGTH, 1))
     unaided: RecentMean = field(default_factory=lambda: RecentMean(ANSWER_RECENT, FIRST_UNAIDED, 1))
-    # What may be lost by trying a source that is not predicted to gain, in choices: by source and level of concurrency.
-    savings: dict[Hashable, float] = field(default_factory=lambda: defaultdict(lambda: FIRST_SAVINGS))
+    # By source, concurrency and whether texts are greedy.
+    savings: dict[Hashable, Savings] = field(default_factory=lambda: defaultdict(Savings))
     _confidences: dict[tuple[Hashable, bool], Confidence] = field(default_factory=dict)
 
     def rates(self, source: Hashable, is_greedy: bool, prior: Callable[[Hashable], float]) -> Rates:

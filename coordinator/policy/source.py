@@ -1,27 +1,25 @@
 """A draft model as a source of drafts: what they are likely to gain in a round, and what is learned from them."""
 
 import math
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
-from coordinator.policy.costs import TRIAL_ROUNDS, DraftForwards
-from coordinator.policy.experience import LEAST_CONFIDENCE, Experience
+from coordinator.policy.costs import MAX_TAIL, TRIAL_ROUNDS, DraftForwards, Trial
+from coordinator.policy.experience import LEAST_CONFIDENCE, Experience, Savings
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
 
 # Prior probability that a draft is accepted if those before it are: of a model alone, and of one among several, which would
 # else never show that it is better.
 FIRST_RATE, FIRST_RIVAL_RATE = 0.75, 0.9
-# A source that is not predicted to gain is tried again for some rounds once this share of the choices made without it pays for
-# them, should nothing be accepted.
-TRIAL_SHARE = 0.005
 # Fraction of its own statistics that a generation forgets in a round without a source's drafts, for its text goes on: what all
 # generations learned takes their place.
 OWN_FORGETTING = 0.01
+# Decisions after which a trial is considered, which takes the coordinator time.
+ASKING_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,9 @@ class Source:
         self._experience, self._is_greedy = experience, is_greedy
         self._first_rate = partial(first_model_rate, FIRST_RIVAL_RATE if has_rivals else FIRST_RATE)
         self.rates = experience.rates(self.key, is_greedy, self._first_rate)
-        # What a trial of all generations is predicted to lose at most, in choices, by their number.
-        self._risks: dict[int, float] = defaultdict(float)
         self.confidence = experience.confidence(self.key, is_greedy)
+        # Decisions without a trial.
+        self._num_waited = 0
 
     @property
     def forwards(self) -> DraftForwards:
@@ -122,33 +120,44 @@ class Source:
             num_asked = most
         return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least, is_trial=is_trial)
 
-    def may_try(self, context: Context, best: Plan, tokens_each: float, speed: float, message_s: float) -> bool:
-        """Returns whether enough was saved for a trial of all generations in place of `best`, should nothing be accepted."""
-        size, savings = self._costs.active.size, self._experience.savings[self._savings_key]
-        if savings < self._risks[size]:
-            return False
-        plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, is_trial=True)
+    def reading_s(self, context: Context) -> float:
+        """Predicts what it takes to read what the model has missed."""
         draft_s, num_missed = self._costs.draft_s(self.forwards), len(context) - self.drafter.num_cached(context)
-        reading_s = draft_s(num_missed, 1) - draft_s(1, 1)
-        round_s = message_s + draft_s(1, plan.num_asked)
-        round_s += self._costs.verify_s(plan.num_asked * tokens_each) - self._costs.verify_s(0)
-        self._risks[size] = size * (TRIAL_ROUNDS * (best.gain + speed * round_s) + speed * reading_s)
-        return plan.num_asked > 0 and savings >= self._risks[size]
+        return draft_s(max(1, num_missed), 1) - draft_s(1, 1)
 
-    def count(self, finished: Round, plan: Plan, is_used: bool, speed: float, seconds: float) -> None:
-        """Saves for trials in rounds without its drafts, and spends what a trial's round lost. `seconds`: that it took."""
-        savings, key = self._experience.savings, self._savings_key
-        if not is_used:
+    def joins(self, trial: Trial, context: Context) -> bool:
+        """Returns whether a trial that another generation may have begun is of this source and pays for what this one reads."""
+        num_missed = len(context) - self.drafter.num_cached(context)
+        return self.key == trial.source and (num_missed <= MAX_TAIL or self.reading_s(context) <= trial.reading_s)
+
+    def trial(self, context: Context, best: Plan, tokens_each: float, speed: float, message_s: float) -> Trial | None:
+        """Returns a trial of all generations in place of `best` if enough was saved for it, should nothing be accepted."""
+        self._num_waited += 1
+        if self._num_waited % ASKING_ROUNDS != 1:
+            return None
+        plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, is_trial=True)
+        if not plan.num_asked:
+            return None
+        reading_s, verify_s = self.reading_s(context), self._costs.verify_s
+        round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
+        round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
+        loss = TRIAL_ROUNDS * (best.gain + speed * round_s) + speed * reading_s
+        is_paid = self._savings.affords(max(0.0, self._costs.active.size * loss))
+        return Trial(self.key, best.gain, reading_s) if is_paid else None
+
+    def count(self, finished: Round, plan: Plan, speed: float, seconds: float) -> None:
+        """Saves for trials in rounds without it, and spends what a round of a trial lost. `seconds`: that it took."""
+        trial = self._costs.level.trial
+        if plan.source is not self:
             self.rates.forget(1 - OWN_FORGETTING / self._costs.active.size)
-            savings[key] += TRIAL_SHARE * finished.num_chosen
-        elif plan.is_trial:
+            self._savings.save(finished.num_chosen)
+        elif plan.is_trial and trial is not None:
             gain = finished.num_chosen - 1 - speed * (seconds - self._costs.verify_s(0))
-            loss = self._costs.level.gain_untried - gain
-            savings[key] -= min(max(0.0, loss), self._risks[self._costs.active.size])
+            self._savings.spend(trial.gain - gain)
 
     @property
-    def _savings_key(self) -> Hashable:
-        return self.key, self._is_greedy, self._costs.active.size.bit_length()
+    def _savings(self) -> Savings:
+        return self._experience.savings[self.key, self._is_greedy, self._costs.active.size.bit_length()]
 
     def learn(self, finished: Round, plan: Plan, num_before: int, num_drafted: int) -> None:
         """Learns from a round with its drafts. `num_before`: looked-up choices before them."""

@@ -257,7 +257,7 @@ class Worker:
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
         self.load.count_step(duration_s)
-        # One forward pass, with no part of a prompt.
+        # One forward pass, with no large part of a prompt, whose tokens are not sampled at.
         if _total_length(shares) == length + num_tokens and max(share for _, share in shares) <= ROUND_TOKENS:
             # A draft head's times are measured apart.
             self.times.count_step(duration_s - drafting_s, num_tokens)

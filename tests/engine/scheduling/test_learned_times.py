@@ -71,11 +71,28 @@ def test_seconds_never_fall_with_more_tokens() -> None:
     assert seconds == sorted(seconds)
 
 
-def test_more_tokens_than_were_measured_teach_nothing() -> None:
-    times = learned({})
-    before = times.points
-    times.count_step(9.0, 17)
-    assert times.points == before
+def test_batches_larger_than_any_that_was_measured_teach_too() -> None:
+    times = learned(dict.fromkeys(SIZES, 3.0))
+    for _ in range(200):
+        times.count_step(2 * true_s(16), 32)
+    assert dict(times.points) == pytest.approx({size: true_s(size) for size in SIZES}, rel=0.05)
+    assert times.is_recent
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_a_size_that_was_never_worked_with_follows_those_that_were(size: int) -> None:
+    times = learned(dict.fromkeys(SIZES, 4.0))
+    for slowness in (1.0, 2.0):
+        work(times, 300, random.Random(6), slowness, sizes=(size,))
+        expected = {each: slowness * true_s(each) for each in SIZES}
+        assert dict(times.points) == pytest.approx(expected, rel=0.1)
+
+
+def test_what_is_known_of_a_size_outweighs_guesses_of_larger_ones() -> None:
+    times = learned({2: 0.2, 4: 0.2, 8: 0.2, 16: 0.2})
+    work(times, 40, random.Random(7), sizes=(1,))
+    times._times[0, 1:] *= 0.3
+    assert times.points[0][1] == pytest.approx(true_s(1), rel=0.1)
 
 
 def test_nothing_measured_is_nothing_learned() -> None:
