@@ -97,6 +97,11 @@ FAMILIES: dict[str, Family] = {
         calls("\n<tool_call>{{ f.name }}\n" + items(f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{RAW}</arg_value>\n") + "</tool_call>"),
         found("<tool_call>", "\n", "</tool_call>", separator="\n", lead="\n", text_separator="\n", arguments=tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
     ),
+    "GLM, turns that end in what follows": Family(
+        calls("\n<tool_call>{{ f.name }}\n" + items(f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{RAW}</arg_value>\n") + "</tool_call>") + "<|observation|>",
+        found("<tool_call>", "\n", "</tool_call>", separator="\n", lead="\n", text_separator="\n", arguments=tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
+        turn_end="{% if not m.tool_calls %}<|user|>{% endif %}",
+    ),
     "MiniMax": Family(
         "\n<minimax:tool_call>\n" + calls('<invoke name="{{ f.name }}">\n' + items(f'<parameter name="{{{{ k }}}}">{RAW}</parameter>\n') + "</invoke>\n") + "</minimax:tool_call>",
         found('<invoke name="', '">\n', "</invoke>\n", calls_begin="<minimax:tool_call>\n", calls_end="</minimax:tool_call>", lead="\n", text_separator="\n",
