@@ -132,6 +132,16 @@ FAMILIES: dict[str, Family] = {
         found('{"tool_call_id": "$INDEX", "tool_name": "', '", "parameters": ', "}", calls_begin="<|START_ACTION|>[\n    ", calls_end="\n]<|END_ACTION|>", separator=",\n    "),
         turn_end="<|END_OF_TURN_TOKEN|>", before="{% if m.role == 'assistant' and m.tool_calls %}<|START_THINKING|><|END_THINKING|>{% endif %}",
     ),
+    "Command R+": Family(
+        "\nAction:\n```json\n[\n{{ '    ' }}" + calls('{\n        "tool_name": "{{ f.name }}",\n        "parameters": {{ a | tojson(indent=4) | indent(8) }}\n    }', ",\n    ") + "\n]```",
+        found('{\n        "tool_name": "', '",\n        "parameters": ', "\n    }", calls_begin="Action:\n```json\n[\n    ", calls_end="\n]```", separator=",\n    ",
+              lead="\n", text_separator="\n", arguments=JsonArguments(replace(JSON, indent=4, margin=8))),
+    ),
+    "Falcon": Family(
+        "<tool_call>\n{{ m.tool_calls | tojson(indent=2) }}\n</tool_call>",
+        found('{\n    "id": "$ID",\n    "type": "function",\n    "function": {\n      "name": "', '",\n      "arguments": ', "\n    }\n  }",
+              calls_begin="<tool_call>\n[\n  ", calls_end="\n]\n</tool_call>", separator=",\n  ", arguments=JsonArguments(replace(JSON, indent=2, margin=6))),
+    ),
     "Gemma 4": Family(
         calls("<|tool_call>call:{{ f.name }}{{ '{' }}" + items("{{ k }}:{{ value(v) }}", ",", " | dictsort") + "{{ '}' }}<tool_call|>"),
         found("<|tool_call>call:", "{", "}<tool_call|>", arguments=KeywordArguments(":", ",", GEMMA, GEMMA, GEMMA)),

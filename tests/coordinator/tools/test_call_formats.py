@@ -58,7 +58,6 @@ def test_calls_are_written_as_the_template_writes_them(name: str) -> None:
 
 UNKNOWN = {
     "arguments first": (calls('<call>{"arguments": {{ a | tojson }}, "name": "{{ f.name }}"}</call>'), "depends on the arguments"),
-    "indented": (calls('<call>{"name": "{{ f.name }}", "arguments": {{ a | tojson(indent=2) }}}</call>'), "no form that is known"),
     "no names": (calls("<call>{{ a | tojson }}</call>"), "no names"),
     "no mark": (calls("{{ f.name }}\n{{ a | tojson }}"), "nothing tells its calls from text"),
     "channels": (calls("<|channel|>commentary to=functions.{{ f.name }}<|message|>{{ a | tojson }}"), "channels"),
