@@ -23,9 +23,9 @@ SLOTS = re.compile(r"(\$ID|\$INDEX)")
 ANY_IDS, SHORT_IDS, FUNCTION_IDS = "any", "short", "functions"
 # A mark, as they stand before calls: `<tool_call>`, `[TOOL_CALLS]`.
 _MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-_ENVELOPE = re.compile(r'(?s)(?P<before>.*)\{(?:"\w+": "[^"]*", )*"(?P<name>\w+)": "')
-_ARGUMENTS_KEY = re.compile(r'", (?:"\w+": "[^"]*", )*"(?P<arguments>\w+)": ')
-_ENVELOPE_END = re.compile(r'(?s)(?:, "\w+": "[^"]*")*\s*\}(?P<after>.*)')
+_ENVELOPE = re.compile(r'(?s)(?P<before>.*)\{\s*(?:"\w+": "[^"]*",\s+)*"(?P<name>\w+)": "')
+_ARGUMENTS_KEY = re.compile(r'",\s+(?:"\w+": "[^"]*",\s+)*"(?P<arguments>\w+)": ')
+_ENVELOPE_END = re.compile(r'(?s)(?:,\s+"\w+": "[^"]*")*\s*\}(?P<after>.*)')
 
 
 class WrittenCall(NamedTuple):
@@ -84,7 +84,7 @@ class CallFormat:
         if mark := _MARK.match(self.opening):
             return mark[0]
         envelope = self.envelope
-        return SLOTS.split(self.opening)[0] if envelope is None else self.calls_begin + envelope.before
+        return (SLOTS.split(self.opening)[0] if envelope is None else self.calls_begin + envelope.before).rstrip()
 
     @property
     def is_bare(self) -> bool:

@@ -230,15 +230,13 @@ class CallParser(ArgumentsReader):
         return found
 
     def _wrapped_call(self, opening: str, envelope: Envelope) -> Reading[bool]:
-        if not (yield from self._take_words(opening)):
-            return False
-        yield from self.take_run(SPACE)
-        if not (yield from self._object(None)):
+        call_id = yield from self._take_filled(opening)
+        if call_id is None or not (yield from self._object(None, call_id)):
             return False
         yield from self._take_words(envelope.after)
         return True
 
-    def _object(self, calls: list[tuple[str, str]] | None) -> Reading[bool]:
+    def _object(self, calls: list[tuple[str, str]] | None, call_id: str = "") -> Reading[bool]:
         """Reads a call as an object, whose members have any order; returns whether it is one.
 
         Adds it to `calls`, or emits it as soon as its name is known.
@@ -261,7 +259,7 @@ class CallParser(ArgumentsReader):
                     return False
                 if calls is None and name is not None:
                     arguments = "{}"
-                    is_whole = yield from self._stream_call(name)
+                    is_whole = yield from self._stream_call(name, call_id)
                 else:
                     start = len(self._held)
                     is_whole = yield from self.take_value()

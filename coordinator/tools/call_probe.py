@@ -1,6 +1,7 @@
 """Asks a chat template how it writes calls, by rendering some and comparing the texts.
 
-What is found counts only if it writes each of the probes as the template does: a template is never taken for another.
+What is found counts only if it writes each of the probes as the template does, and reads them back: a template is never
+taken for another.
 """
 
 import json
@@ -36,6 +37,7 @@ from coordinator.tools.call_formats import (
     WrittenCall,
     told_format,
 )
+from coordinator.tools.read_back import reads_back
 from paceline.errors import InvalidArgument
 
 Messages = list[dict[str, Any]]
@@ -283,10 +285,14 @@ class _Probe:
                 calls_begin[: len(calls_begin) - len(inner)],
                 separator[: len(separator) - len(inner)],
             )
+        calls_end = end[len(tail) :]
+        if not calls_begin.strip() and _MARK.fullmatch(calls_end.strip()):
+            # Nothing opens what this mark would close: it ends the turn, as GLM's <|observation|> does.
+            calls_end = ""
         # White space before each call stands between them.
         space = head[: len(head) - len(head.lstrip())]
         return replace(
-            alone, head=head.lstrip(), middle=middle, tail=tail, calls_begin=calls_begin + space, calls_end=end[len(tail) :],
+            alone, head=head.lstrip(), middle=middle, tail=tail, calls_begin=calls_begin + space, calls_end=calls_end,
             separator=separator + space, first_index=first_index, is_single=False,
         )  # fmt: skip
 
@@ -305,7 +311,11 @@ class _Probe:
         return {"text_separator": gap} if has_calls and not gap.strip() else {}
 
     def _check(self, found: CallFormat) -> None:
-        """Raises NotFound unless the format writes calls as the template does."""
+        """Raises NotFound unless the format writes calls as the template does, and they can be read back."""
+        if found.begin and found.begin in self._plain.partition(_CONTENT)[2]:
+            raise NotFound(f"its calls begin with {found.begin}, with which a text ends too")
+        if found.is_bare and not found.opening:
+            raise NotFound("nothing tells its calls from text")
         chats: list[list[tuple[str, Arguments]]] = [[(_NAMES[0], each)] for each in PROBES if each is not NULL]
         if not found.is_single:
             chats += [
@@ -324,10 +334,8 @@ class _Probe:
                 raise NotFound(
                     f"it writes {len(chat)} calls in no form that is known, as {json.dumps(text or '')[-200:]}"
                 )
-        if found.begin and found.begin in self._plain.partition(_CONTENT)[2]:
-            raise NotFound(f"its calls begin with {found.begin}, with which a text ends too")
-        if found.is_bare and not found.opening:
-            raise NotFound("nothing tells its calls from text")
+            if not reads_back(found, chat, found.lead + written):
+                raise NotFound(f"its calls can't be read back, as {json.dumps(written)[-200:]}")
 
 
 def _with_index(first: str, second: str) -> tuple[str, int]:

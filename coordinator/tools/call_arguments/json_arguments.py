@@ -49,7 +49,7 @@ class JsonArguments(ArgumentsStyle):
         return (yield from reader.pass_value())
 
     def grammar(self, schema: Schema, rules: LarkRules, tail: str) -> str:
-        return rules.json(schema, self.notation.item_separator, self.notation.key_separator)
+        return rules.json(schema, self.notation.white_space)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -61,14 +61,12 @@ class LarkRules:
             return self.rule(f"{self.terminal(text)} {quoted(mark)}", "[lazy]")
         return f"{self.terminal(text)} {self.literal(mark[mark.index(token) :])}"
 
-    def json(self, schema: dict[str, Any], item_separator: str = ", ", key_separator: str = ": ") -> str:
-        """Returns an expression for JSON of a schema, in the white space that chat templates write.
+    def json(self, schema: dict[str, Any], white_space: Mapping[str, Any] = FIXED_WHITESPACE) -> str:
+        """Returns an expression for JSON of a schema, in the white space that the chat template writes.
 
         What the model generates comes back with the same tokens in the next prompt.
         """
-        directions = FIXED_WHITESPACE | schema.get("x-guidance", {})
-        directions |= {"item_separator": item_separator, "key_separator": key_separator}
-        return f"%json {json.dumps(schema | {'x-guidance': directions})}"
+        return f"%json {json.dumps(schema | {'x-guidance': {**schema.get('x-guidance', {}), **white_space}})}"
 
     def members(self, members: Sequence[Member], separator: str, more: str = "") -> str:
         """Returns an expression for members in their order, of which some may be left out.

@@ -3,11 +3,13 @@
 import ast
 import contextlib
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.json_text import FIXED_WHITESPACE, INDENTED_WHITESPACE
 from coordinator.tools.call_arguments.lark_rules import LarkRules, Member, pattern
 from coordinator.tools.call_arguments.reader import ArgumentsReader
 from coordinator.tools.call_arguments.schema_types import Schema, as_json, properties_of, resolve, types_of
@@ -17,6 +19,7 @@ _INTEGER, _NUMBER = r"-?(0|[1-9][0-9]*)", r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+
 _WORD = run_without(" \t\r\n,[]{}()")
 _QUOTES = ("'", '"')
 _KEY = r"[A-Za-z0-9_.$-]+"
+_LEVELS = re.compile(r'\{\n( +)"[^"]*": \{\n( +)"')
 _ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
 # Schemas in schemas, from where on any value is allowed.
 _MAX_DEPTH = 12
@@ -26,7 +29,7 @@ _MAX_DEPTH = 12
 class Notation:
     """quote: around strings. escapes: how strings are escaped: "json", "python", or "none", where they stand as they are.
 
-    words: for true, false and null.
+    words: for true, false and null. indent: spaces of each level of JSON in lines of its own, beside those of its margin.
     """
 
     quote: str = '"'
@@ -37,6 +40,8 @@ class Notation:
     quotes_keys: bool = True
     sorts_keys: bool = False
     is_ascii: bool = False
+    indent: int = 0
+    margin: int = 0
 
     @property
     def is_json(self) -> bool:
@@ -47,7 +52,19 @@ class Notation:
             True,
         )
 
+    @property
+    def white_space(self) -> dict[str, Any]:
+        """Returns the grammar library's options."""
+        if self.indent:
+            return INDENTED_WHITESPACE
+        separators = {"item_separator": self.item_separator, "key_separator": self.key_separator}
+        return FIXED_WHITESPACE | separators
+
     def write(self, value: Any) -> str:
+        if self.indent:
+            # Line breaks in strings are escaped.
+            written = json.dumps(value, ensure_ascii=self.is_ascii, indent=self.indent)
+            return written.replace("\n", "\n" + " " * self.margin)
         match value:
             case None | bool():
                 return self.words[2 if value is None else 0 if value else 1]
@@ -153,7 +170,7 @@ class Notation:
         schema = resolve(schema, root)
         if self.is_json:
             known = {key: root[key] for key in ("$defs", "definitions", "$schema", "x-guidance") if key in root}
-            return rules.json(known | schema, self.item_separator, self.key_separator)
+            return rules.json(known | schema, self.white_space)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
             return rules.rule(" | ".join(rules.literal(self.write(each)) for each in values))
@@ -224,7 +241,16 @@ NOTATIONS = (
 
 def find_notation(*written: tuple[Any, str]) -> Notation | None:
     """Returns the first notation that writes all these values so."""
-    return next((each for each in NOTATIONS if all(each.write(value) == text for value, text in written)), None)
+    known = (*NOTATIONS, *_indented(written[0][1]))
+    return next((each for each in known if all(each.write(value) == text for value, text in written)), None)
+
+
+def _indented(text: str) -> Iterator[Notation]:
+    """Yields the notations in which an object in an object may be written so."""
+    if levels := _LEVELS.match(text):
+        outer, inner = map(len, levels.groups())
+        for is_ascii in (False, True):
+            yield replace(JSON, is_ascii=is_ascii, indent=inner - outer, margin=2 * outer - inner)
 
 
 def text_pattern(schema: Schema) -> str:

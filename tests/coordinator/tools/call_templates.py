@@ -97,6 +97,11 @@ FAMILIES: dict[str, Family] = {
         calls("\n<tool_call>{{ f.name }}\n" + items(f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{RAW}</arg_value>\n") + "</tool_call>"),
         found("<tool_call>", "\n", "</tool_call>", separator="\n", lead="\n", text_separator="\n", arguments=tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
     ),
+    "GLM, turns that end in what follows": Family(
+        calls("\n<tool_call>{{ f.name }}\n" + items(f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{RAW}</arg_value>\n") + "</tool_call>") + "<|observation|>",
+        found("<tool_call>", "\n", "</tool_call>", separator="\n", lead="\n", text_separator="\n", arguments=tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
+        turn_end="{% if not m.tool_calls %}<|user|>{% endif %}",
+    ),
     "MiniMax": Family(
         "\n<minimax:tool_call>\n" + calls('<invoke name="{{ f.name }}">\n' + items(f'<parameter name="{{{{ k }}}}">{RAW}</parameter>\n') + "</invoke>\n") + "</minimax:tool_call>",
         found('<invoke name="', '">\n', "</invoke>\n", calls_begin="<minimax:tool_call>\n", calls_end="</minimax:tool_call>", lead="\n", text_separator="\n",
@@ -126,6 +131,16 @@ FAMILIES: dict[str, Family] = {
         "<|START_ACTION|>[\n{{ '    ' }}" + calls('{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ a | tojson }}}', ",\n    ") + "\n]<|END_ACTION|>",
         found('{"tool_call_id": "$INDEX", "tool_name": "', '", "parameters": ', "}", calls_begin="<|START_ACTION|>[\n    ", calls_end="\n]<|END_ACTION|>", separator=",\n    "),
         turn_end="<|END_OF_TURN_TOKEN|>", before="{% if m.role == 'assistant' and m.tool_calls %}<|START_THINKING|><|END_THINKING|>{% endif %}",
+    ),
+    "Command R+": Family(
+        "\nAction:\n```json\n[\n{{ '    ' }}" + calls('{\n        "tool_name": "{{ f.name }}",\n        "parameters": {{ a | tojson(indent=4) | indent(8) }}\n    }', ",\n    ") + "\n]```",
+        found('{\n        "tool_name": "', '",\n        "parameters": ', "\n    }", calls_begin="Action:\n```json\n[\n    ", calls_end="\n]```", separator=",\n    ",
+              lead="\n", text_separator="\n", arguments=JsonArguments(replace(JSON, indent=4, margin=8))),
+    ),
+    "Falcon": Family(
+        "<tool_call>\n{{ m.tool_calls | tojson(indent=2) }}\n</tool_call>",
+        found('{\n    "id": "$ID",\n    "type": "function",\n    "function": {\n      "name": "', '",\n      "arguments": ', "\n    }\n  }",
+              calls_begin="<tool_call>\n[\n  ", calls_end="\n]\n</tool_call>", separator=",\n  ", arguments=JsonArguments(replace(JSON, indent=2, margin=6))),
     ),
     "Gemma 4": Family(
         calls("<|tool_call>call:{{ f.name }}{{ '{' }}" + items("{{ k }}:{{ value(v) }}", ",", " | dictsort") + "{{ '}' }}<tool_call|>"),

@@ -58,11 +58,11 @@ def test_calls_are_written_as_the_template_writes_them(name: str) -> None:
 
 UNKNOWN = {
     "arguments first": (calls('<call>{"arguments": {{ a | tojson }}, "name": "{{ f.name }}"}</call>'), "depends on the arguments"),
-    "indented": (calls('<call>{"name": "{{ f.name }}", "arguments": {{ a | tojson(indent=2) }}}</call>'), "no form that is known"),
     "no names": (calls("<call>{{ a | tojson }}</call>"), "no names"),
     "no mark": (calls("{{ f.name }}\n{{ a | tojson }}"), "nothing tells its calls from text"),
     "channels": (calls("<|channel|>commentary to=functions.{{ f.name }}<|message|>{{ a | tojson }}"), "channels"),
     "the end of a text": (calls("<|im_end|><call>{{ f.name }} {{ a | tojson }}</call>"), "with which a text ends too"),
+    "an end that nothing begins": (calls("<call>{{ f.name }} {{ a | tojson }}</call>") + "Over.", "can't be read back"),
     "texts without quotes": ("[" + calls("{{ f.name }}(" + items("{{ k }}={{ v }}", ", ") + ")") + "]", "no form that is known"),
     "another form for two": ("{% if m.tool_calls | length > 1 %}<calls>{{ m.tool_calls | length }}" + calls("{{ f.name }} {{ a | tojson }}") + "{% else %}" + calls(JSON_CALL) + "{% endif %}", "otherwise where another one follows"),
 }  # fmt: skip

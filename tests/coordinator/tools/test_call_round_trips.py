@@ -14,7 +14,7 @@ from coordinator.tools.call_parser import CallParser
 from coordinator.tools.offered_tools import Tools
 from paceline.errors import InvalidArgument
 from tests.coordinator.tools.call_templates import FAMILIES
-from tests.coordinator.tools.random_calls import check_round_trip, parse, random_calls, random_tools, written_calls
+from tests.coordinator.tools.random_calls import IDS, check_round_trip, parse, random_calls, random_tools, written_calls
 from tests.coordinator.tools.test_call_grammar import Vocabulary, embedded
 
 each_format = pytest.mark.parametrize("call_format", [each.format for each in FAMILIES.values()], ids=list(FAMILIES))
@@ -169,6 +169,7 @@ def test_strings_leave_as_they_come() -> None:
     ("LFM2", '<|tool_call_start|>[get(city="it\'s", days = 3)]<|tool_call_end|>', {"city": "it's", "days": 3}),
     ("Gemma 4", '<|tool_call>call:get{city:<|"|>Paris<|"|>, days:3}<tool_call|>', {"city": "Paris", "days": 3}),
     ("Cohere", '<|START_ACTION|>[{"tool_name":"get","parameters":{"city":"a"},"tool_call_id":"7"}]<|END_ACTION|>', {"city": "a"}),
+    ("Command R+", 'Action:\n```json\n[{"parameters": {"city": "a"}, "tool_name": "get"}]```', {"city": "a"}),
 ])  # fmt: skip
 def test_calls_that_are_nearly_right_are_read(name: str, text: str, arguments: dict[str, Any]) -> None:
     content, calls, is_whole = parse(TOOLS, FAMILIES[name].format, [text])
@@ -177,6 +178,14 @@ def test_calls_that_are_nearly_right_are_read(name: str, text: str, arguments: d
         [("get", arguments)],
         True,
     )
+
+
+def test_an_indented_call_is_allowed_and_keeps_its_id(vocabulary: Vocabulary) -> None:
+    call_format = FAMILIES["Falcon"].format
+    text = written_calls(call_format, [("get", {"city": "Paris", "days": 3, "near": True})])
+    assert vocabulary.check(make_call_grammar(TOOLS, call_format, {}).text, text) in ("yes", "over")
+    first, *_ = CallParser(TOOLS, call_format, "request").feed(text)
+    assert getattr(first, "id", "") == IDS[0]
 
 
 def test_ids_that_the_model_writes_before_arguments_are_kept_once() -> None:
