@@ -1,7 +1,7 @@
 """What the client returns: pieces, completions, traces and the deployment."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,7 +253,7 @@ class TokenizerInfo:
     # In Jinja.
     chat_template: str | None = None
     # Values of reasoning_effort that the chat template refuses.
-    refused_efforts: Sequence[str] = ()
+    refused_efforts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
