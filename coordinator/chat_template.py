@@ -102,7 +102,7 @@ class ChatTemplate:
 
     @cached_property
     def reasoning_marks_with_tools(self) -> ReasoningMarks | None:
-        """Returns those of the template that is rendered with tools."""
+        """Returns the reasoning marks of the template that is rendered with tools."""
         source = self.source_with_tools
         return self.reasoning_marks if source == self.source else self._find_marks(source, _TOOLS)
 

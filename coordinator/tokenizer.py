@@ -85,7 +85,7 @@ class Tokenizer:
 
     @property
     def reasoning_marks_with_tools(self) -> ReasoningMarks | None:
-        """Returns those of chats that offer tools."""
+        """Returns the reasoning marks of chats that offer tools."""
         return self._chat_template.reasoning_marks_with_tools
 
     @property

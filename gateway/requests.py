@@ -253,7 +253,7 @@ def parse_template_options(
 
 
 def _nearest_effort(effort: str, refused: Collection[str]) -> str | None:
-    """Returns the effort, or else the nearest that is not refused, of two the greater. No reasoning stands for itself alone."""
+    """Returns the nearest effort that is not refused, the greater of two equally near. "none" is exchanged for no other, and none for it."""
     if effort not in refused:
         return effort
     place = EFFORTS.index(effort)

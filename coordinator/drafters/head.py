@@ -74,7 +74,7 @@ class HeadDrafter(LookupDrafter):
         return min(1.0, (kind + 0.5) / NUM_STEPS)
 
     def _fitting(self, context: Context) -> NextDrafts | None:
-        """Returns the drafts behind the context, which forced tokens may have brought to some of them. Another server leaves none."""
+        """Returns the drafts that follow the context, less those that forced tokens have reached; None after a move to another server."""
         drafts = self._drafts
         if drafts is None:
             return None

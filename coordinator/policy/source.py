@@ -82,7 +82,7 @@ class Source:
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
         # What the model has missed is read for the rest of the answer, as far as nothing is looked up there.
         reading_s = draft_s(num_before + num_missed, 1) - draft_s(num_fed, 1)
-        # It is expected to go on for as many tokens as it has, plus those of a whole answer.
+        # An answer is expected to go on for as many tokens as it has, plus the length of a recent one.
         rest = min(context.num_remaining, self._experience.answer_length.value + context.num_generated)
         reading_s /= max(1, unaided * rest)
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
