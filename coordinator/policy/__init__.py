@@ -7,12 +7,11 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
     chance     that a draft and all before it are accepted. Of a looked-up token: how often such matches were right. Of a
                model's: how often its k-th drafts were, and once they are drafted, its own probability, calibrated.
     seconds    the servers' forward times, as they learn them, for as many tokens as all active generations feed if all do the
-               same, and what rounds took beside them (`costs`)
+               same, and what rounds of each kind took beside them (`costs`)
     speed      tokens a second that the generation makes, or all that share forward passes with it
 
     decided                              by
-    whether the model drafts at all      where several share forward passes: together, by the largest gain until both ways were
-                                         seen, then by the better pace
+    whether the model drafts at all      the largest gain; where several share forward passes, for all of them
     looked-up tokens                     the largest gain
     continued by a model, or not         the larger gain of the two
     which of several models              the largest gain, the reading of what it has missed included

@@ -11,9 +11,8 @@ from dataclasses import replace
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter
-from coordinator.policy.costs import Pace
+from coordinator.policy.costs import Began, Pace
 from coordinator.policy.experience import FIRST_WORTH, SHARED_WEIGHT, WORTH_FORGETTING, Experience
-from coordinator.policy.free_rounds import Began
 from coordinator.policy.policy import Policy
 from coordinator.policy.source import NO_PLAN, Plan, Source
 from coordinator.reports import DraftReport
@@ -23,8 +22,8 @@ from paceline.speculation_params import Bounds
 
 # Most rounds of each generation without drafts, to learn their pace, before those with a model's.
 PLAIN_FIRST = 8
-# Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
-SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
+# Weight of plain rounds as a first guess of a generation's speed.
+PLAIN_ROUNDS = 8.0
 # Weight of other answers in the share made without looked-up drafts, in choices; and factor on older ones for each round.
 UNAIDED_FIRST, UNAIDED_MEMORY = 8.0, 0.98
 # Weight of the newest round in what is lost by drafts that come a round late.
@@ -124,7 +123,7 @@ class AdaptivePolicy(Policy):
         Generations that share forward passes decide together: one that drafts while the others do not makes them wait.
         """
         size, drafts = self._costs.active.size, self._costs.decision()
-        is_early = self._costs.level.num_plain < PLAIN_FIRST * size and not self._costs.knows_pace(drafting=False)
+        is_early = self._costs.level.num_plain < PLAIN_FIRST * size
         if not self._bounds.min and (drafts is False or is_early):
             return [*plans]
         trial = self._costs.level.trial if drafts is True else None
@@ -263,7 +262,7 @@ class AdaptivePolicy(Policy):
         if self._known_speed:
             return self._known_speed
         plain_s = self._costs.verify_s(0) - (self._costs.free_saves_s if self._may_be_free else 0.0)
-        pace = self._pace if self._costs.active.size == 1 else self._costs.pace
+        pace = self._pace if self._costs.active.size == 1 else self._costs.level.pace
         self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
 
@@ -322,7 +321,7 @@ class AdaptivePolicy(Policy):
 
     def _began(self) -> Began:
         if not self._is_free:
-            return Began.ASKED
+            return Began.ASKED if self._plan.lookup is None else Began.LOOKED_UP
         return Began.FREE if self._plan.lookup is None else Began.SUGGESTING
 
     def learn(self, finished: Round) -> None:
@@ -350,7 +349,7 @@ class AdaptivePolicy(Policy):
             finished, seconds, forwards, self._num_drafted, is_like_others, self._num_unfed, began
         )  # fmt: skip
         if not self._costs.active.was_reading_since(last_ended_s):
-            self._pace.add(finished.num_chosen, seconds, SPEED_MEMORY)
+            self._pace.add(finished.num_chosen, seconds)
         is_unaided = num_drafts == self._num_drafted
         self._num_unaided = UNAIDED_MEMORY * self._num_unaided + is_unaided * finished.num_chosen
         self._num_recent = UNAIDED_MEMORY * self._num_recent + finished.num_chosen

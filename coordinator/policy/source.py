@@ -7,7 +7,7 @@ from functools import partial
 
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
-from coordinator.policy.costs import MAX_TAIL, TRIAL_ROUNDS, DraftForwards, Trial
+from coordinator.policy.costs import DRAFTING_ROUNDS, MAX_TAIL, DraftForwards, Trial
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience, Savings
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
@@ -141,7 +141,7 @@ class Source:
         reading_s, verify_s = self.reading_s(context), self._costs.verify_s
         round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
         round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
-        loss = TRIAL_ROUNDS * (best.gain + speed * round_s) + speed * reading_s
+        loss = DRAFTING_ROUNDS * (best.gain + speed * round_s) + speed * reading_s
         is_paid = self._savings.affords(max(0.0, self._costs.active.size * loss))
         return Trial(self.key, best.gain, reading_s) if is_paid else None
 

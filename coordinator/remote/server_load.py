@@ -22,6 +22,9 @@ class ForwardTimes:
             for (size, seconds), (next_size, next_seconds) in pairwise(points)
         ]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ForwardTimes) and self._parts == other._parts
+
     def __call__(self, num_tokens: float) -> float:
         size, seconds, slope = self._parts[bisect_left(self._sizes, num_tokens)]
         return seconds + slope * (num_tokens - size) if num_tokens > size else seconds

@@ -10,7 +10,7 @@ from coordinator.stats import Round
 from paceline.speculation_params import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context
-from tests.coordinator.policy.world import Crowd, World, begin, make_policy
+from tests.coordinator.policy.world import Crowd, World, begin, make_policy, told
 from tests.slices import slice_of
 
 
@@ -93,12 +93,16 @@ async def test_what_drafts_take_between_rounds_counts_too() -> None:
 
 async def test_what_drafting_takes_in_a_crowd_says_nothing_of_one_alone() -> None:
     world, coin = World(alpha=0.8, draft_s=0.2, verify_s=0.2), random.Random(13)
+    # Eight tokens take ten times as long as one.
+    world.experience.costs._target_times = lambda: told(0.02, 0.18 / 7)
+    world.draft_times = lambda draft: told(0.002, 0.198 / 7)  # type: ignore[method-assign]
     for other in range(7):
         world.active.join(other)
         world.active.has_read(other)
     await world.play(make_policy(world), 300, coin)
     for other in range(7):
         world.active.leave(other)
+    world.experience.costs._target_times = lambda: told(0.02, 0.0)
     world.draft_s, world.verify_s = 0.002, 0.02
     tokens, seconds = await world.play(make_policy(world), 60, coin)
     assert tokens / seconds > 1.5 / world.verify_s

@@ -138,8 +138,8 @@ async def test_what_drafting_takes_is_learned_by_model() -> None:
         await world.play(policy_of(world)[0], ROUNDS, coin)
     level = world.experience.costs.level
     for known in (level, level.guess()):
-        assert known.drafting["model", "a"].correction.factor == pytest.approx(3, rel=0.02)
-        assert known.drafting["model", "b"].correction.factor == pytest.approx(2, rel=0.02)
+        assert known.drafting["model", "a"].factor == pytest.approx(3, rel=0.02)
+        assert known.drafting["model", "b"].factor == pytest.approx(2, rel=0.02)
 
 
 @pytest.mark.parametrize("is_copied", [True, False])

@@ -9,6 +9,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.drafters.drafter import DrafterSet
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
+from coordinator.policy.costs import Began
 from coordinator.reports import VerifyReport
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
@@ -113,7 +114,7 @@ async def test_what_a_message_takes_is_learned_of_rounds_that_wait_for_one() -> 
     world = WiredWorld()
     policy = AdaptivePolicy(DrafterSet([NgramDrafter()]), Bounds(), world.experience, is_greedy=True)
     await world.decode(policy, text_of(0.0, random.Random(1)))
-    assert world.experience.costs.level.plain.seconds == pytest.approx(world.message_s)
+    assert world.experience.costs.level.extras[Began.ASKED].seconds == pytest.approx(world.message_s)
 
 
 @pytest.mark.parametrize("share_copied", [0.3, 0.6, 0.9, 1.0])
