@@ -140,7 +140,7 @@ class AdaptivePolicy(Policy):
             each.rates.prior_weight = SHARED_WEIGHT * size
 
         # Without them the target could go on by itself.
-        message_s = self._costs.free_saves_s if self._late_pays else 0.0
+        message_s = self._costs.level.free_saves_s if self._late_pays else 0.0
 
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
@@ -195,10 +195,10 @@ class AdaptivePolicy(Policy):
         num_before = costs.num_late
         come, late = chances[:num_before], chances[num_before:]
         num, gain = self._best_size(late, reach=come[-1])
-        gain -= speed * costs.suggestion_s
+        gain -= speed * costs.level.suggestion_s
         if num == 0 or gain <= 0:
             return 0, 0.0, 0.0
-        free_s = costs.verify_s(0) - costs.free_saves_s
+        free_s = costs.verify_s(0) - costs.level.free_saves_s
         return num_before + num, gain, gain - (speed * free_s - 1) * math.fsum(come)
 
     def _trimmed(self, source: Source, proposal: Proposal, num_looked_up: int) -> Proposal:
@@ -261,7 +261,7 @@ class AdaptivePolicy(Policy):
         """Returns choices per second of this generation, or of all that share forward passes with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
-        plain_s = self._costs.verify_s(0) - (self._costs.free_saves_s if self._may_be_free else 0.0)
+        plain_s = self._costs.verify_s(0) - (self._costs.level.free_saves_s if self._may_be_free else 0.0)
         pace = self._pace if self._costs.active.size == 1 else self._costs.level.pace
         self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
@@ -313,7 +313,7 @@ class AdaptivePolicy(Policy):
     @property
     def _late_pays(self) -> bool:
         """Whether the messages saved are worth more than what is lost by drafts that come a round late."""
-        return self._may_be_free and self._lost.value < self._speed * self._costs.free_saves_s
+        return self._may_be_free and self._lost.value < self._speed * self._costs.level.free_saves_s
 
     @property
     def may_come_late(self) -> bool:

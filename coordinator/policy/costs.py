@@ -77,6 +77,9 @@ class Extra:
         self.seconds += RECENT * (towards_s - self.seconds)
 
 
+NOTHING = Extra()
+
+
 @dataclass(slots=True)
 class Pace:
     """Recent choices and the seconds that they took."""
@@ -152,6 +155,13 @@ class Level:
     extras: dict[Hashable, Extra] = field(default_factory=lambda: defaultdict(Extra))
     # By source.
     drafting: dict[Hashable, Drafting] = field(default_factory=lambda: defaultdict(Drafting))
+    # Extra seconds of rounds without a model's drafts that are asked for, which a kind of which nothing is known has in common with
+    # the other; what a round without drafts saves that the target goes on with by itself, a message's wait; and what it takes of
+    # such a round's time to send drafts for the next one. Kept, for a round's plan asks for them dozens of times.
+    plain_s: float = 0.0
+    looked_up_s: float = 0.0
+    free_saves_s: float = 0.0
+    suggestion_s: float = 0.0
     # Of all generations.
     pace: Pace = field(default_factory=Pace)
     # Rounds without a model's drafts, those that teach nothing included, and all rounds.
@@ -163,15 +173,24 @@ class Level:
     # If they try a source, which would else lose.
     trial: Trial | None = None
 
-    def extra_s(self, *kinds: Hashable) -> float | None:
-        """Returns the extra seconds of the first kind of which something was learned."""
-        return next((self.extras[kind].seconds for kind in kinds if kind in self.extras), None)
+    def update(self) -> None:
+        """Derives what is kept from `extras`."""
+        asked, looked_up, free, suggesting = map(self.extras.get, Began)
+        self.plain_s = (asked or looked_up or NOTHING).seconds
+        self.looked_up_s = (looked_up or asked or NOTHING).seconds
+        free_s = (free or NOTHING).seconds
+        self.free_saves_s = self.plain_s - free_s
+        message_s = max(0.0, self.free_saves_s)
+        # Not so much that it is never tried again.
+        is_known = suggesting is not None
+        self.suggestion_s = min(message_s, max(0.0, suggesting.seconds - free_s)) if is_known else message_s / 2
 
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
         guess = Level()
         guess.drafting.update((source, replace(each, num_rounds=1, newest=0)) for source, each in self.drafting.items())
         guess.extras.update((kind, replace(each, num_rounds=1)) for kind, each in self.extras.items())
+        guess.update()
         return guess
 
 
@@ -228,50 +247,34 @@ class CostModel:
 
     def verify_s(self, num_drafts: float) -> float:
         """Predicts a round of the target alone, whose drafts were looked up."""
-        return self.verify_times(1, num_drafts)[1] if num_drafts else self._plain_s
+        size, times, level = self.active.size, self._times, self.level
+        plain_s = times(size) + level.plain_s
+        # Drafts save nothing, whatever was learned of longer ones.
+        return max(plain_s, times(size * (1 + num_drafts)) + level.looked_up_s) if num_drafts else plain_s
 
     def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
         """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
-        size, times, plain_s = self.active.size, self._times, self._plain_s
-        extra_s = self.level.extra_s(Began.LOOKED_UP, Began.ASKED) or 0.0
-        # Drafts save nothing, whatever was learned of longer ones.
-        counts = range(1, most_drafts + 1)
-        return [plain_s, *(max(plain_s, times(size * (1 + num * num_tokens)) + extra_s) for num in counts)]
-
-    @property
-    def _plain_s(self) -> float:
-        return self._times(self.active.size) + (self.level.extra_s(Began.ASKED, Began.LOOKED_UP) or 0.0)
-
-    @property
-    def free_saves_s(self) -> float:
-        """Predicts what a round without drafts saves that the target goes on with by itself: a message's wait."""
-        level = self.level
-        return (level.extra_s(Began.ASKED, Began.LOOKED_UP) or 0.0) - (level.extra_s(Began.FREE) or 0.0)
-
-    @property
-    def suggestion_s(self) -> float:
-        """Predicts what it takes of such a round's time to send drafts for the next one."""
-        message_s, suggesting_s = max(0.0, self.free_saves_s), self.level.extra_s(Began.SUGGESTING)
-        if suggesting_s is None:
-            return message_s / 2
-        # Not so much that it is never tried again.
-        return min(message_s, max(0.0, suggesting_s - (self.level.extra_s(Began.FREE) or 0.0)))
+        size, times, extra_s = self.active.size, self._times, self.level.looked_up_s
+        plain_s = self.verify_s(0)
+        return [
+            plain_s,
+            *[max(plain_s, times(size * (1 + num * num_tokens)) + extra_s) for num in range(1, most_drafts + 1)],
+        ]
 
     @property
     def num_late(self) -> int:
-        """Predicts how many such rounds begin while drafts are on their way: one, or more where messages take longer."""
-        message_s = max(0.0, self.free_saves_s)
+        """Predicts how many rounds that the target goes on with begin while drafts are on their way: one, or more where messages
+        take longer."""
+        message_s = max(0.0, self.level.free_saves_s)
         return 1 + int(message_s / (self.verify_s(0) - message_s))
 
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
         size, level = self.active.size, self.level
-        verifying_s = level.extra_s(Began.LOOKED_UP, Began.ASKED) or 0.0
-        extra_s = level.extra_s(forwards.source)
-        # Unless it is known, drafting waits for a message as well.
-        more_s = max(0.0, self.free_saves_s if extra_s is None else extra_s - verifying_s)
-        drafting = level.drafting[forwards.source]
+        drafting, extra = level.drafting[forwards.source], level.extras.get(forwards.source)
         drafting.follow(forwards, size, level.num_rounds)
+        # Unless it is known, drafting waits for a message as well.
+        more_s = max(0.0, level.free_saves_s if extra is None else extra.seconds - level.looked_up_s)
         factor = drafting.factor
         return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + more_s
 
@@ -316,7 +319,8 @@ class CostModel:
             # A measurement that was disturbed is repeated some day.
             free = level.extras[Began.FREE]
             free.fade(0.0)
-            level.extras[Began.SUGGESTING].fade(free.seconds + self.free_saves_s / 2)
+            level.extras[Began.SUGGESTING].fade(free.seconds + level.free_saves_s / 2)
+        level.update()
 
     @property
     def _times(self) -> ForwardTimes:
@@ -326,5 +330,6 @@ class CostModel:
             for level in self._levels.values():
                 for each in level.extras.values():
                     each.change_times(self._known_times, times)
+                level.update()
             self._known_times = times
         return times

@@ -31,14 +31,14 @@ def costs_after(*rounds: tuple[Began, float], times: int = 20, drafts: Sequence[
 def test_a_target_that_goes_on_saves_a_message_as_far_as_is_known() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S))
     assert costs.verify_s(0) == pytest.approx(FORWARD_S + MESSAGE_S)
-    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
-    assert costs.suggestion_s == pytest.approx(MESSAGE_S / 2)
+    assert costs.level.free_saves_s == pytest.approx(MESSAGE_S)
+    assert costs.level.suggestion_s == pytest.approx(MESSAGE_S / 2)
 
 
 def test_what_each_kind_takes_is_learned() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, 0.0005), (Began.SUGGESTING, 0.0012))
-    assert costs.free_saves_s == pytest.approx(0.0015)
-    assert costs.suggestion_s == pytest.approx(0.0007)
+    assert costs.level.free_saves_s == pytest.approx(0.0015)
+    assert costs.level.suggestion_s == pytest.approx(0.0007)
 
 
 def test_rounds_that_wait_for_another_generations_drafts_are_not_learned_from() -> None:
@@ -52,19 +52,19 @@ def test_rounds_that_wait_for_another_generations_drafts_are_not_learned_from() 
 def test_rounds_gone_on_with_that_seemed_to_save_nothing_are_tried_again() -> None:
     """Where they seem to save nothing there are none, and nothing more is learned of them."""
     asked = (Began.ASKED, MESSAGE_S)
-    assert costs_after(asked, (Began.FREE, 0.01)).free_saves_s < 0
-    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).free_saves_s > 0
+    assert costs_after(asked, (Began.FREE, 0.01)).level.free_saves_s < 0
+    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).level.free_saves_s > 0
 
 
 def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, 0.0), (Began.SUGGESTING, 0.05))
-    assert costs.suggestion_s == pytest.approx(MESSAGE_S)
+    assert costs.level.suggestion_s == pytest.approx(MESSAGE_S)
 
 
 def test_a_round_takes_its_forward_pass() -> None:
     """Else plain rounds would seem to take less than no time, and a second to be worth less than nothing."""
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, -0.1))
-    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
+    assert costs.level.free_saves_s == pytest.approx(MESSAGE_S)
 
 
 def test_a_pause_says_nothing_of_the_next_round() -> None:
