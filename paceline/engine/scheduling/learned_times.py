@@ -43,14 +43,22 @@ class LearnedTimes:
             return
         self._num_steps, self._last_s = self._num_steps + 1, self._clock()
         known_s, num_worked = self._times
-        # Between two sizes, as a fraction of their distance. Times of more tokens than were measured grow like the last size.
+        # Between two sizes, as a fraction of their distance.
         places = np.arange(self._sizes.size)
         nearness = np.maximum(0.0, 1 - abs(places - np.interp(num_tokens, self._sizes, places)))
-        predicted_s = float(np.interp(num_tokens, self._sizes, known_s)) * max(1.0, num_tokens / self._sizes[-1])
-        ratio = min(MAX_SURPRISE, max(1 / MAX_SURPRISE, seconds / predicted_s))
+        ratio = min(MAX_SURPRISE, max(1 / MAX_SURPRISE, seconds / self._predicted_s(num_tokens)))
         following = nearness + (1 - nearness) * FEW_STEPS / (FEW_STEPS + num_worked)
         weight = max(1.0, FIRST_WEIGHT / self._num_steps)
         self._times = np.array([known_s * ratio ** (weight * RECENT * following), MEMORY * num_worked + nearness])
+
+    def _predicted_s(self, num_tokens: int) -> float:
+        """Predicts linearly between the sizes and after the last two, as the coordinator does."""
+        seconds = self._times[0]
+        predicted_s = float(np.interp(num_tokens, self._sizes, seconds))
+        if num_tokens > self._sizes[-1] and self._sizes.size > 1:
+            slope = (seconds[-1] - seconds[-2]) / (self._sizes[-1] - self._sizes[-2])
+            predicted_s += max(0.0, slope) * (num_tokens - self._sizes[-1])
+        return predicted_s
 
     @property
     def points(self) -> list[tuple[int, float]]:

@@ -74,9 +74,20 @@ def test_seconds_never_fall_with_more_tokens() -> None:
 def test_batches_larger_than_any_that_was_measured_teach_too() -> None:
     times = learned(dict.fromkeys(SIZES, 3.0))
     for _ in range(200):
-        times.count_step(2 * true_s(16), 32)
+        times.count_step(true_s(32), 32)
     assert dict(times.points) == pytest.approx({size: true_s(size) for size in SIZES}, rel=0.05)
     assert times.is_recent
+
+
+@pytest.mark.parametrize("begin_s", [0.05, 0.0])
+def test_batches_larger_than_any_that_was_measured_leave_right_times_where_they_are(begin_s: float) -> None:
+    """Whether reading the weights takes most of a forward pass, or its tokens do."""
+    times, sizes = LearnedTimes(), (1, 8, 17, 32)
+    right = [(size, begin_s + 0.001 * size) for size in sizes]
+    times.begin(right)
+    for _ in range(300):
+        times.count_step(begin_s + 0.001 * 64, 64)
+    assert times.points == [(size, pytest.approx(seconds, rel=0.01)) for size, seconds in right]
 
 
 @pytest.mark.parametrize("size", [1, 16])
