@@ -228,6 +228,35 @@ def test_what_a_template_renders_stays_as_it_is(case: str) -> None:
     assert chats_of("takes all").template_input(messages, TOOLS)[0] == plain
 
 
+# Each reads a field of its tools: Apertus, Qwen3-Coder, Seed-OSS, Command R+.
+DEMANDS = {
+    "{{ f.description + '' }}": {"name": "x", "description": "", "parameters": {"properties": {"a": {}}}},
+    "{{ f.parameters | tojson }}": {"name": "x", "parameters": {"properties": {"a": {}}}},
+    "{{ f.parameters.properties.items() }}": {"name": "x", "parameters": {"properties": {"a": {}}}},
+    "{% for p in f.parameters.properties.values() %}{{ p.description + '' }}{% endfor %}": {"name": "x", "parameters": {"properties": {"a": {"description": ""}}}},
+}  # fmt: skip
+BARE = {"parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_tools_get_the_fields_that_a_template_demands_and_no_others(demand: str) -> None:
+    loop = "{% for t in tools or [] %}{% set f = t.function %}{{ f | tojson }}" + demand + "{% endfor %}"
+    chats = Chats(tokenizer_with(loop + TAKES_ALL))
+    messages = [user("ask0")]
+
+    def tools(**function: Any) -> dict[str, Any]:
+        given = Tools(({"name": "x", **function},))
+        found: dict[str, Any] = chats.template_input(messages, given)[1]["tools"][0]["function"]
+        chats.template_input([*FIRST, answer("", ONE), result("got1"), *LAST], given)
+        return found
+
+    assert tools(parameters={"properties": {"a": {}}}) == DEMANDS[demand]
+    whole = {"description": "y", "parameters": {"properties": {"a": {"description": "z"}}}}
+    assert tools(**whole) == {"name": "x", **whole}
+    without = {"{{ f.description + '' }}": {"description": ""}}.get(demand, BARE)
+    assert tools() == {"name": "x", **without}
+
+
 WRITTEN = '<tool_call>\n{"name": "ping", "arguments": {"a": "one1"}}\n</tool_call>'
 RESPONSE = "<tool_response>\ngot1\n</tool_response>"
 PING, PONG = '<ping {"a": "one1"}>', '<pong {"a": "two2"}>'
