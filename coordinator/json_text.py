@@ -6,12 +6,9 @@ from typing import Any
 
 # Of a class of characters in a regular expression.
 WHITESPACE = r" \t\n\r"
-# Options of the grammar library. Free white space, but not without end; line breaks with any indentation, which the library
-# can't count; or what `json.dumps` writes, and with it chat templates: one space behind commas and colons.
+# Options of the grammar library. Free white space, but not without end; or what `json.dumps` writes, and with it chat
+# templates: one space behind commas and colons.
 FREE_WHITESPACE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": f"[{WHITESPACE}]{{0,32}}"}
-INDENTED_WHITESPACE: dict[str, Any] = {
-    "whitespace_flexible": True, "whitespace_pattern": r"\n {0,64}", "item_separator": ",", "key_separator": ": ",
-}  # fmt: skip
 FIXED_WHITESPACE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

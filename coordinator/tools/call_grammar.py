@@ -106,7 +106,7 @@ class _Grammar:
     def _slots(self) -> Iterator[str]:
         written = self._format.head + self._format.middle + self._format.tail
         if ID in written:
-            yield "ID: /[A-Za-z0-9]{9}/" if self._format.ids == SHORT_IDS else "ID: /[A-Za-z0-9_-]{1,64}/"
+            yield "ID: /[A-Za-z0-9]{9}/" if self._format.ids == SHORT_IDS else "ID: /[A-Za-z0-9_-]{1,32}/"
         if INDEX in written:
             yield "INDEX: /[0-9]{1,6}/"
 

@@ -1,6 +1,6 @@
 """Chats with one model: what its template gets, the grammar of its calls and reasoning, and a reader of its answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from coordinator.tools.call_grammar import CallGrammar, make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.call_probe import FoundCalls, find_calls
 from coordinator.tools.harmony import Harmony
-from coordinator.tools.offered_tools import NONE, Tools
+from coordinator.tools.offered_tools import NONE, Tools, demanded_fields, with_fields
 from coordinator.tools.reasoning import CodedMarks, ReasoningReader, with_reasoning
 from coordinator.tools.template_fit import TemplateFit
 from coordinator.tools.tool_messages import (
@@ -25,6 +25,7 @@ from coordinator.tools.tool_messages import (
     write_calls,
     write_out,
 )
+from paceline.errors import InvalidArgument
 from paceline.grammar import Rules
 from paceline.results import ToolCallDelta
 
@@ -71,7 +72,9 @@ class Chats:
         if tools is not None and self.answer_format is None:
             self._calls.known()
         written = to_template(messages)
-        return written, {} if tools is None else {"tools": tools.for_template}
+        if tools is None:
+            return written, {}
+        return written, {"tools": [with_fields(each, self._demanded_fields) for each in tools.for_template]}
 
     def opens_reasoning(self, prompt: Sequence[int], tools: Tools | None) -> bool | None:
         """Returns whether a chat's prompt has opened reasoning, or None if none can follow."""
@@ -130,6 +133,19 @@ class Chats:
     @cached_property
     def _fit_without_tools(self) -> TemplateFit:
         return TemplateFit(lambda chat: self._render(chat, {}), self._write_calls)
+
+    @cached_property
+    def _demanded_fields(self) -> list[tuple[str, ...]]:
+        def takes(function: Mapping[str, Any]) -> bool:
+            try:
+                self._render(
+                    [{"role": "user", "content": "x"}], {"tools": [{"type": "function", "function": function}]}
+                )
+            except InvalidArgument:
+                return False
+            return True
+
+        return demanded_fields(takes)
 
     def _render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         return self._tokenizer.render_chat(self._with_ids(messages), options)

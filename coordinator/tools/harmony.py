@@ -61,7 +61,7 @@ class Harmony:
         """Gives each call a message of its own, with its result after it: templates write one call of a message.
 
         Beside a call they refuse content next to reasoning, and write content alone as reasoning. So it is part of that.
-        They cut the reasoning of other answers, or write these as reasoning, and they refuse tools without a description.
+        They cut the reasoning of other answers, or write these as reasoning.
         """
         fitted: Messages = []
         rest = iter(messages)
@@ -77,8 +77,6 @@ class Harmony:
                 _one_by_one(_with_content_as_reasoning(message), results) if calls else [_without_reasoning(message)]
             )
             message = following
-        if "tools" in options:
-            options = {**options, "tools": [_described(each) for each in options["tools"]]}
         return fitted, options
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
@@ -287,10 +285,6 @@ def _schema(function: dict[str, Any], field: str) -> tuple[str, list[str]]:
         parameters_of(function), strict=is_strict, field=field, subject=f"of {function['name']} "
     )
     return json.dumps(schema | {"x-guidance": FIXED_WHITESPACE | {"lenient": not is_strict}}), missing
-
-
-def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    return {**tool, "function": {"description": "", **tool["function"]}}
 
 
 def _without_reasoning(message: dict[str, Any]) -> dict[str, Any]:

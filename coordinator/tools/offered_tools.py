@@ -1,8 +1,9 @@
 """The tools that a request offers to the model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from coordinator.json_text import load_json
@@ -16,6 +17,15 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _KEYS: dict[str, tuple[type, str]] = {
     "name": (str, "text"), "description": (str, "text"), "parameters": (dict, "a JSON Schema object"),
     "strict": (bool, "true or false"),
+}  # fmt: skip
+# What some templates read of every function, "*" of every parameter, and what stands there if a client leaves it out.
+_DEFAULTS: dict[tuple[str, ...], Any] = {
+    ("description",): "", ("parameters",): {"type": "object", "properties": {}}, ("parameters", "properties"): {},
+    ("parameters", "properties", "*", "description"): "",
+}  # fmt: skip
+_COMPLETE = {
+    "name": "paceline_probe", "description": "x",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}, "required": []},
 }  # fmt: skip
 
 
@@ -71,6 +81,38 @@ def parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
     if "parameters" not in function:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **function["parameters"]}
+
+
+def demanded_fields(takes: Callable[[Mapping[str, Any]], bool]) -> list[tuple[str, ...]]:
+    """Returns the fields without which a chat template refuses a function. `takes`: whether it renders one."""
+
+    def drop(holder: dict[str, Any], name: str) -> dict[str, Any]:
+        return {key: value for key, value in holder.items() if key != name}
+
+    return [each for each in _DEFAULTS if takes(_COMPLETE) and not takes(_changed(_COMPLETE, each, drop))]
+
+
+def with_fields(tool: dict[str, Any], fields: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """Returns a tool whose function has these fields."""
+    function = tool["function"]
+    for field in fields:
+        function = _changed(function, field, partial(_filled, default=_DEFAULTS[field]))
+    return {**tool, "function": function}
+
+
+def _filled(holder: dict[str, Any], name: str, default: Any) -> dict[str, Any]:
+    return {**holder, name: holder.get(name, default)}
+
+
+def _changed(
+    value: dict[str, Any], path: Sequence[str], change: Callable[[dict[str, Any], str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Changes the objects that hold the field at a path. `change`: takes such an object and the field's name."""
+    name, *rest = path
+    if not rest:
+        return change(value, name)
+    names = list(value) if name == "*" else [name]
+    return value | {each: _changed(value[each], rest, change) for each in names if isinstance(value.get(each), dict)}
 
 
 def _parse_tool(tool: Any, field: str) -> dict[str, Any]:

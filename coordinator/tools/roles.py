@@ -29,8 +29,14 @@ class Roles:
             leading = _joined(leading, SYSTEM)
         fitted: Messages = []
         before = ""
-        for each in others:
-            if each["role"] == SYSTEM and not self._takes_late_system(before, [SYSTEM] * bool(leading)):
+        for at, each in enumerate(others):
+            after = next((other["role"] for other in others[at:] if other["role"] != SYSTEM), "")
+            first = [SYSTEM] * bool(leading)
+            is_taken = each["role"] != SYSTEM or (
+                self._takes_late_system(before, first)
+                and (before != USER or after != USER or self._takes_between(first))
+            )
+            if not is_taken:
                 each = each | {"role": USER, "content": _REMINDER.format(each["content"])}
             elif each["role"] != SYSTEM:
                 before = each["role"]
@@ -73,6 +79,10 @@ class Roles:
             # The result will be a user's message.
             return self._takes_late_system(USER, first)
         return self._probes.takes([*chat[:-2], say(SYSTEM, 3), *chat[-2:]])
+
+    def _takes_between(self, first: list[str]) -> bool:
+        """Returns whether a system message may stand between a user's, which some templates still count as neighbors."""
+        return self._takes(*first, USER, SYSTEM, USER, ASSISTANT, USER)
 
     @property
     def _takes_empty_answers(self) -> bool:

@@ -231,10 +231,15 @@ class ToolTurns:
         """Returns what becomes of text beside a call."""
         message = self._probe_call(0, content="beside0")
         kept = self._written(self._writing, [message, result(0)])
-        if self._probes.takes(around(*kept)):
+        if self._takes_again(kept):
             return "kept"
-        ways = (name for name, way in _BESIDE.items() if self._probes.takes(around(*way(self, message, [result(0)]))))
+        ways = (name for name, way in _BESIDE.items() if self._takes_again(way(self, message, [result(0)])))
         return next(ways, "kept")
+
+    def _takes_again(self, turn: Messages) -> bool:
+        """Returns whether the template takes a turn of call 0, also after another call: some drop text from there on."""
+        is_taken_later = self._takes(*self._pair(1), *turn) or not self._takes(*self._pair(1), *self._pair(0))
+        return self._takes(*turn) and is_taken_later
 
     def _takes_call_first(self, has_system: bool) -> bool:
         before = [say(SYSTEM, 9)] * has_system

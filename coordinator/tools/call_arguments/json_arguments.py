@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.tools.call_arguments.indented_json import IndentedJson
 from coordinator.tools.call_arguments.lark_rules import LarkRules
 from coordinator.tools.call_arguments.notation import JSON, Notation, find_notation
 from coordinator.tools.call_arguments.reader import ArgumentsReader
@@ -49,7 +50,10 @@ class JsonArguments(ArgumentsStyle):
         return (yield from reader.pass_value())
 
     def grammar(self, schema: Schema, rules: LarkRules, tail: str) -> str:
-        return rules.json(schema, self.notation.white_space)
+        notation = self.notation
+        if not notation.indent:
+            return rules.json(schema, notation.white_space)
+        return IndentedJson(schema, rules, notation.indent, notation.is_ascii).value(schema, notation.margin)
 
     @property
     def marks(self) -> tuple[str, ...]:

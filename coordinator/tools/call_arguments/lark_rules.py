@@ -68,8 +68,8 @@ class LarkRules:
         """
         return f"%json {json.dumps(schema | {'x-guidance': {**schema.get('x-guidance', {}), **white_space}})}"
 
-    def members(self, members: Sequence[Member], separator: str, more: str = "") -> str:
-        """Returns an expression for members in their order, of which some may be left out.
+    def members(self, members: Sequence[Member], separator: str, more: str = "", may_be_none: bool = True) -> str:
+        """Returns an expression for members in their order, of which some may be left out, or all if there `may_be_none`.
 
         `more`: an expression for any other member, of which any number may follow.
         """
@@ -77,10 +77,11 @@ class LarkRules:
         some = f"({between} {more})*" if more else ""
         # From the last to the first: after another member, and where none has been written yet.
         after = self.rule(some or '""')
-        first = self.rule(f"({more} {some})?" if more else '""')
+        first = f"({more} {some}){'?' if may_be_none else ''}" if more else '""' if may_be_none else ""
+        first = self.rule(first) if first else ""
         for written, is_required in reversed(members):
             follows = f"{between} {written}" if between else written
-            first = self.rule(f"{written} {after}" + ("" if is_required else f" | {first}"))
+            first = self.rule(f"{written} {after}" + (f" | {first}" if first and not is_required else ""))
             after = self.rule(f"{follows} {after}" if is_required else f"({follows})? {after}")
         return first
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.json_text import FIXED_WHITESPACE, INDENTED_WHITESPACE
+from coordinator.json_text import FIXED_WHITESPACE
 from coordinator.tools.call_arguments.lark_rules import LarkRules, Member, pattern
 from coordinator.tools.call_arguments.reader import ArgumentsReader
 from coordinator.tools.call_arguments.schema_types import Schema, as_json, properties_of, resolve, types_of
@@ -54,9 +54,7 @@ class Notation:
 
     @property
     def white_space(self) -> dict[str, Any]:
-        """Returns the grammar library's options."""
-        if self.indent:
-            return INDENTED_WHITESPACE
+        """Returns the grammar library's options for JSON in one line."""
         separators = {"item_separator": self.item_separator, "key_separator": self.key_separator}
         return FIXED_WHITESPACE | separators
 

@@ -180,6 +180,45 @@ def test_calls_that_are_nearly_right_are_read(name: str, text: str, arguments: d
     )
 
 
+NESTED = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"}, "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2}, "any": {},
+        "at": {"type": "object", "properties": {"x": {"type": "number", "minimum": 1}}, "required": ["x"]},
+        "near": {"anyOf": [{"type": "array", "items": {"type": "boolean"}}, {"type": "null"}]},
+        "map": {"type": "object", "additionalProperties": {"type": "integer"}}, "all": {"allOf": [{"type": "array"}]},
+    },
+    "required": ["city"], "$defs": {"tag": {"enum": ["A", "B"]}},
+}  # fmt: skip
+FULL = {"city": "a", "tags": ["A", "B"], "any": {"q": [1, [], "x"], "r": {}}, "at": {"x": 1.5, "y": [2]}, "near": [True], "map": {"k": 1}, "all": [1, 2], "more": [{}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Falcon", "Command R+"])
+def test_indented_json_is_allowed_in_the_template_s_white_space_only(vocabulary: Vocabulary, name: str) -> None:
+    call_format = FAMILIES[name].format
+    grammar = make_call_grammar(Tools(({"name": "get", "parameters": NESTED},), "get"), call_format, {}).text
+
+    def is_allowed(text: str) -> bool:
+        return vocabulary.check(grammar, text) in ("yes", "over")
+
+    deep: Any = 1
+    for _ in range(8):
+        deep = [{"a": deep}]
+    for arguments in (FULL, {"city": "a"}, {"city": "a", "near": None, "other": 1}, {"city": "a", "any": deep}):
+        assert is_allowed(call_format.lead + written_calls(call_format, [("get", arguments)])), arguments
+    text = call_format.lead + written_calls(
+        call_format, [("get", {"city": "a", "at": {"x": 1.5}, "near": [True], "more": [1]})]
+    )
+    start = text.index('"city"')
+    for place in (at for at in range(start - 1, len(text)) if text[at] in " \n{}[]:,"):
+        assert not is_allowed(f"{text[:place]} {text[place:]}"), text[place:]
+        assert not is_allowed(f"{text[:place]}\n{text[place:]}"), text[place:]
+        if text[place] in " \n":
+            assert not is_allowed(text[:place] + text[place + 1 :]), text[place:]
+    for old, new in (("1.5", "0.5"), ("true", "1"), ('"city"', '"town"'), ('"more"', '"city"')):
+        assert not is_allowed(text.replace(old, new)), new
+
+
 def test_an_indented_call_is_allowed_and_keeps_its_id(vocabulary: Vocabulary) -> None:
     call_format = FAMILIES["Falcon"].format
     text = written_calls(call_format, [("get", {"city": "Paris", "days": 3, "near": True})])

@@ -99,6 +99,8 @@ TEMPLATES = {
     + TURN.replace(CALLS, f"{{% if messages[loop.index:] | selectattr('role', 'equalto', 'tool') | list %}}{CALLS}{{% endif %}}") + END,
     "refuses an empty system": refuses("each.role == 'system' and not each.content"),
     "has a system of its own": HEAD + "{% if loop.first and each.role != 'system' %}[own]{% endif %}{% if each.role != 'system' %}" + TURN + "{% endif %}" + END,
+    # DeepSeek V3.
+    "drops text beside later calls": HEAD + TURN.replace("{{ each.content }}", "{% if not (each.tool_calls and messages[:loop.index0] | selectattr('role', 'equalto', 'tool') | list) %}{{ each.content }}{% endif %}") + END,
     "refuses silence": refuses("each.role == 'assistant' and not (each.content or each.tool_calls)"),
 }  # fmt: skip
 TEMPLATES["demands turns that say something"] = TEMPLATES["demands turns"].replace(
@@ -151,6 +153,8 @@ ORDINARY = {
     "calls one after another": [*FIRST, answer("", ONE), answer("", TWO), result("got1"), result("got2", "000000002"), *LAST],
     "a call after an answer": [*FIRST, answer("before0"), answer("", ONE), result("got1"), *LAST],
     "a call first": [system("rules0"), answer("", ONE), result("got1"), *LAST],
+    "text beside a later call": [*FIRST, answer("", ONE), result("got1"), answer("beside0", TWO), result("got2", "000000002"), *LAST],
+    "a system between users": [*FIRST, *LAST, system("late0"), user("again0"), *LAST],
     "two results of a call": [*FIRST, answer("", ONE), result("got1"), result("got2"), *LAST],
     "the same id again": [*FIRST, answer("", ONE), result("got1"), answer("", ONE), result("got2"), *LAST],
     "a system after a result": [*FIRST, answer("", ONE), result("got1"), system("late0"), *LAST],
@@ -226,6 +230,49 @@ def test_what_a_template_renders_stays_as_it_is(case: str) -> None:
         if each.tool_call_id in names:
             plain[-1]["name"] = names[each.tool_call_id]
     assert chats_of("takes all").template_input(messages, TOOLS)[0] == plain
+
+
+def test_a_system_between_users_is_theirs_where_only_other_turns_are_counted() -> None:
+    # Tiny Aya, Cohere 2.
+    counts = (
+        "{% for each in messages | rejectattr('role', 'equalto', 'system') | list %}"
+        "{% if (each.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}{% endfor %}"
+    )
+    tokenizer = tokenizer_with(counts + TAKES_ALL)
+    chat = [*FIRST, answer("done0"), user("more0"), system("late0"), user("again0")]
+    text = tokenizer.render_chat(Chats(tokenizer).template_input(chat, None)[0], {})
+    assert text.endswith("[user]more0\n\n<system-reminder>\nlate0\n</system-reminder>\n\nagain0")
+    between = [*FIRST, system("late0"), *LAST]
+    assert tokenizer.render_chat(Chats(tokenizer).template_input(between, None)[0], {}).count("[system]") == 2
+
+
+# Each reads a field of its tools: Apertus, Qwen3-Coder, Seed-OSS, Command R+.
+DEMANDS = {
+    "{{ f.description + '' }}": {"name": "x", "description": "", "parameters": {"properties": {"a": {}}}},
+    "{{ f.parameters | tojson }}": {"name": "x", "parameters": {"properties": {"a": {}}}},
+    "{{ f.parameters.properties.items() }}": {"name": "x", "parameters": {"properties": {"a": {}}}},
+    "{% for p in f.parameters.properties.values() %}{{ p.description + '' }}{% endfor %}": {"name": "x", "parameters": {"properties": {"a": {"description": ""}}}},
+}  # fmt: skip
+BARE = {"parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_tools_get_the_fields_that_a_template_demands_and_no_others(demand: str) -> None:
+    loop = "{% for t in tools or [] %}{% set f = t.function %}{{ f | tojson }}" + demand + "{% endfor %}"
+    chats = Chats(tokenizer_with(loop + TAKES_ALL))
+    messages = [user("ask0")]
+
+    def tools(**function: Any) -> dict[str, Any]:
+        given = Tools(({"name": "x", **function},))
+        found: dict[str, Any] = chats.template_input(messages, given)[1]["tools"][0]["function"]
+        chats.template_input([*FIRST, answer("", ONE), result("got1"), *LAST], given)
+        return found
+
+    assert tools(parameters={"properties": {"a": {}}}) == DEMANDS[demand]
+    whole = {"description": "y", "parameters": {"properties": {"a": {"description": "z"}}}}
+    assert tools(**whole) == {"name": "x", **whole}
+    without = {"{{ f.description + '' }}": {"description": ""}}.get(demand, BARE)
+    assert tools() == {"name": "x", **without}
 
 
 WRITTEN = '<tool_call>\n{"name": "ping", "arguments": {"a": "one1"}}\n</tool_call>'
