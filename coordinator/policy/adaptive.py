@@ -140,7 +140,7 @@ class AdaptivePolicy(Policy):
             each.rates.prior_weight = SHARED_WEIGHT * size
 
         # Without them the target could go on by itself.
-        message_s = self._costs.level.free_saves_s if self._late_pays else 0.0
+        message_s = self._costs.free_saves_s if self._late_pays else 0.0
 
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
@@ -198,8 +198,7 @@ class AdaptivePolicy(Policy):
         gain -= speed * costs.level.suggestion_s
         if num == 0 or gain <= 0:
             return 0, 0.0, 0.0
-        free_s = costs.verify_s(0) - costs.level.free_saves_s
-        return num_before + num, gain, gain - (speed * free_s - 1) * math.fsum(come)
+        return num_before + num, gain, gain - (speed * costs.free_s - 1) * math.fsum(come)
 
     def _trimmed(self, source: Source, proposal: Proposal, num_looked_up: int) -> Proposal:
         """Drops drafts that the target need not see. `num_looked_up`: tokens before those of `source`."""
@@ -261,7 +260,7 @@ class AdaptivePolicy(Policy):
         """Returns choices per second of this generation, or of all that share forward passes with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
-        plain_s = self._costs.verify_s(0) - (self._costs.level.free_saves_s if self._may_be_free else 0.0)
+        plain_s = self._costs.free_s if self._may_be_free else self._costs.verify_s(0)
         pace = self._pace if self._costs.active.size == 1 else self._costs.level.pace
         self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
@@ -313,7 +312,7 @@ class AdaptivePolicy(Policy):
     @property
     def _late_pays(self) -> bool:
         """Whether the messages saved are worth more than what is lost by drafts that come a round late."""
-        return self._may_be_free and self._lost.value < self._speed * self._costs.level.free_saves_s
+        return self._may_be_free and self._lost.value < self._speed * self._costs.free_saves_s
 
     @property
     def may_come_late(self) -> bool:

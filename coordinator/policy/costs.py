@@ -155,12 +155,12 @@ class Level:
     extras: dict[Hashable, Extra] = field(default_factory=lambda: defaultdict(Extra))
     # By source.
     drafting: dict[Hashable, Drafting] = field(default_factory=lambda: defaultdict(Drafting))
-    # Extra seconds of rounds without a model's drafts that are asked for, which a kind of which nothing is known has in common with
-    # the other; what a round without drafts saves that the target goes on with by itself, a message's wait; and what it takes of
-    # such a round's time to send drafts for the next one. Kept, for a round's plan asks for them dozens of times.
+    # Extra seconds of rounds that are asked for, without drafts and with looked-up ones: a kind of which nothing is known has
+    # those of the other. Of rounds without drafts that the target goes on with; and what it takes of their time to send drafts
+    # for the next one. Kept, for a round's plan asks for them dozens of times.
     plain_s: float = 0.0
     looked_up_s: float = 0.0
-    free_saves_s: float = 0.0
+    free_s: float = 0.0
     suggestion_s: float = 0.0
     # Of all generations.
     pace: Pace = field(default_factory=Pace)
@@ -178,12 +178,11 @@ class Level:
         asked, looked_up, free, suggesting = map(self.extras.get, Began)
         self.plain_s = (asked or looked_up or NOTHING).seconds
         self.looked_up_s = (looked_up or asked or NOTHING).seconds
-        free_s = (free or NOTHING).seconds
-        self.free_saves_s = self.plain_s - free_s
-        message_s = max(0.0, self.free_saves_s)
+        self.free_s = (free or NOTHING).seconds
+        message_s = max(0.0, self.plain_s - self.free_s)
+        suggestion_s = message_s / 2 if suggesting is None else max(0.0, suggesting.seconds - self.free_s)
         # Not so much that it is never tried again.
-        is_known = suggesting is not None
-        self.suggestion_s = min(message_s, max(0.0, suggesting.seconds - free_s)) if is_known else message_s / 2
+        self.suggestion_s = min(message_s, suggestion_s)
 
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
@@ -248,9 +247,19 @@ class CostModel:
     def verify_s(self, num_drafts: float) -> float:
         """Predicts a round of the target alone, whose drafts were looked up."""
         size, times, level = self.active.size, self._times, self.level
-        plain_s = times(size) + level.plain_s
+        plain_s = _with_extra(times(size), level.plain_s)
         # Drafts save nothing, whatever was learned of longer ones.
         return max(plain_s, times(size * (1 + num_drafts)) + level.looked_up_s) if num_drafts else plain_s
+
+    @property
+    def free_s(self) -> float:
+        """Predicts a round without drafts that the target goes on with by itself."""
+        return _with_extra(self._times(self.active.size), self.level.free_s)
+
+    @property
+    def free_saves_s(self) -> float:
+        """Predicts what such a round saves: a message's wait."""
+        return self.verify_s(0) - self.free_s
 
     def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
         """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
@@ -265,8 +274,7 @@ class CostModel:
     def num_late(self) -> int:
         """Predicts how many rounds that the target goes on with begin while drafts are on their way: one, or more where messages
         take longer."""
-        message_s = max(0.0, self.level.free_saves_s)
-        return 1 + int(message_s / (self.verify_s(0) - message_s))
+        return 1 + int(max(0.0, self.free_saves_s) / self.free_s)
 
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
@@ -274,7 +282,7 @@ class CostModel:
         drafting, extra = level.drafting[forwards.source], level.extras.get(forwards.source)
         drafting.follow(forwards, size, level.num_rounds)
         # Unless it is known, drafting waits for a message as well.
-        more_s = max(0.0, level.free_saves_s if extra is None else extra.seconds - level.looked_up_s)
+        more_s = max(0.0, level.plain_s - level.free_s if extra is None else extra.seconds - level.looked_up_s)
         factor = drafting.factor
         return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + more_s
 
@@ -317,9 +325,8 @@ class CostModel:
         level.extras[kind].learn(max(seconds, finished.verify_result.report.compute_us / 1e6), forwards_s, num_tokens)
         if began is Began.ASKED and forwards is None and Began.FREE in level.extras:
             # A measurement that was disturbed is repeated some day.
-            free = level.extras[Began.FREE]
-            free.fade(0.0)
-            level.extras[Began.SUGGESTING].fade(free.seconds + level.free_saves_s / 2)
+            level.extras[Began.FREE].fade(0.0)
+            level.extras[Began.SUGGESTING].fade((level.free_s + level.plain_s) / 2)
         level.update()
 
     @property
@@ -333,3 +340,8 @@ class CostModel:
                 level.update()
             self._known_times = times
         return times
+
+
+def _with_extra(forward_s: float, extra_s: float) -> float:
+    """A server that told too much has corrected itself before all kinds of rounds are seen again: half of it is believed."""
+    return max(forward_s / 2, forward_s + extra_s)

@@ -14,12 +14,14 @@ from tests.coordinator.policy.world import told
 FORWARD_S, MESSAGE_S = 0.02, 0.002
 
 
-def costs_after(*rounds: tuple[Began, float], times: int = 20, drafts: Sequence[int] = ()) -> CostModel:
+def costs_after(
+    *rounds: tuple[Began, float], times: int = 20, drafts: Sequence[int] = (), computed_s: float = FORWARD_S
+) -> CostModel:
     """`rounds`: their kinds, and the seconds that they take beside a forward pass."""
     costs, now_s = CostModel(ActiveGenerations(), lambda: told(FORWARD_S, 0.001)), 0.0
     for began, extra_s in rounds:
         for _ in range(times):
-            report = VerifyReport(compute_us=int(FORWARD_S * 1e6))
+            report = VerifyReport(compute_us=int(computed_s * 1e6))
             outcome, seconds = Outcome([0], 0, Origin.TARGET), FORWARD_S + extra_s
             finished = Round(
                 Proposal([*drafts]), VerifyResult([0], report=report), outcome, now_s, now_s, now_s + seconds
@@ -31,13 +33,13 @@ def costs_after(*rounds: tuple[Began, float], times: int = 20, drafts: Sequence[
 def test_a_target_that_goes_on_saves_a_message_as_far_as_is_known() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S))
     assert costs.verify_s(0) == pytest.approx(FORWARD_S + MESSAGE_S)
-    assert costs.level.free_saves_s == pytest.approx(MESSAGE_S)
+    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
     assert costs.level.suggestion_s == pytest.approx(MESSAGE_S / 2)
 
 
 def test_what_each_kind_takes_is_learned() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, 0.0005), (Began.SUGGESTING, 0.0012))
-    assert costs.level.free_saves_s == pytest.approx(0.0015)
+    assert costs.free_saves_s == pytest.approx(0.0015)
     assert costs.level.suggestion_s == pytest.approx(0.0007)
 
 
@@ -52,8 +54,8 @@ def test_rounds_that_wait_for_another_generations_drafts_are_not_learned_from() 
 def test_rounds_gone_on_with_that_seemed_to_save_nothing_are_tried_again() -> None:
     """Where they seem to save nothing there are none, and nothing more is learned of them."""
     asked = (Began.ASKED, MESSAGE_S)
-    assert costs_after(asked, (Began.FREE, 0.01)).level.free_saves_s < 0
-    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).level.free_saves_s > 0
+    assert costs_after(asked, (Began.FREE, 0.01)).free_saves_s < 0
+    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).free_saves_s > 0
 
 
 def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
@@ -64,7 +66,7 @@ def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
 def test_a_round_takes_its_forward_pass() -> None:
     """Else plain rounds would seem to take less than no time, and a second to be worth less than nothing."""
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, -0.1))
-    assert costs.level.free_saves_s == pytest.approx(MESSAGE_S)
+    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
 
 
 def test_a_pause_says_nothing_of_the_next_round() -> None:
@@ -83,5 +85,15 @@ def test_first_rounds_count_whatever_the_server_told() -> None:
 
 def test_drafts_never_seem_to_save_time() -> None:
     """A server that told too much of long forward passes is corrected by them, but not below a shorter one."""
-    costs = costs_after((Began.LOOKED_UP, -0.005), (Began.ASKED, 0.0), drafts=[0] * 8)
+    costs = costs_after((Began.LOOKED_UP, -0.005), (Began.ASKED, 0.0), drafts=[0] * 8, computed_s=0.01)
     assert costs.verify_s(1) >= costs.verify_s(0)
+
+
+def test_times_that_were_told_too_long_and_are_corrected_leave_a_round_that_takes_time() -> None:
+    costs = costs_after((Began.FREE, -0.015), (Began.ASKED, 0.0), computed_s=0.005)
+    costs._target_times = lambda: told(0.005, 0.0)
+    costs.verify_s(0)
+    costs._target_times = lambda: told(0.004, 0.0)
+    assert costs.free_s > 0
+    assert costs.verify_s(0) > 0
+    assert costs.num_late >= 1
