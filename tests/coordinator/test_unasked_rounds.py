@@ -290,7 +290,7 @@ async def test_drafts_come_late_and_interrupt_nothing(tmp_path: Path, every: int
     assert {each.proposal.report.drafter for each in checked} == {"ngram"}
     num_accepted = sum(each.outcome.num_accepted for each in checked)
     assert len(policy.rounds) + num_accepted == NUM_TOKENS
-    assert num_accepted >= len(checked)
+    assert num_accepted > 0
     if is_wrong:
         # One command is enough, and the truncate is that of the end.
         assert fake.kinds().count("verify") == 1
