@@ -8,7 +8,7 @@ import asyncio
 from coordinator.context import Context
 from coordinator.drafters.copying import CopyingDrafter
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter, Resources
-from coordinator.drafters.ngram import CHUNK_TOKENS, NgramDrafter
+from coordinator.drafters.ngram import CHUNK_TOKENS
 from coordinator.drafters.token_index import MAX_MATCH, TokenIndex
 from coordinator.drafters.tool_result import ToolResultDrafter
 from coordinator.request import Request
@@ -57,7 +57,7 @@ def make_suffix(resources: Resources, request: Request) -> SuffixDrafter:
 def make_lookups(resources: Resources, request: Request) -> list[LookupDrafter]:
     """Returns all that look drafts up, for an adaptive length."""
     from_tools = [ToolResultDrafter(request.tool_results)] if request.tool_results else []
-    return [*from_tools, make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
+    return [*from_tools, make_suffix(resources, request)]
 
 
 FACTORY = Factory(make_suffix, lambda resources, request: DrafterSet(make_lookups(resources, request)))
