@@ -77,6 +77,8 @@ class AdaptiveRounds(Rounds):
         times = ForwardTimes([(1, VERIFY_S), (2, VERIFY_S + ROW_S)])
         self._experience = Experience(CostModel(ActiveGenerations(), lambda: times))
         self._plays: dict[Generation, tuple[Context, AdaptivePolicy]] = {}
+        # When each generation's newest round was over.
+        self._ended_s: dict[Generation, float] = {}
         self.num_dropped, self.num_kept = 0, 0
 
     def open(self, seed: int) -> Generation:
@@ -100,10 +102,10 @@ class AdaptiveRounds(Rounds):
         outcome = super().decide(generation, proposal, verify_result)
         context, policy = self._plays[generation]
         context.extend(outcome)
-        proposed_s = DRAFT_S * len(proposal.report.confidences)
-        policy.learn(
-            Round(proposal, verify_result, outcome, 0.0, proposed_s, proposed_s + VERIFY_S + ROW_S * len(proposal))
-        )
+        started_s = self._ended_s.get(generation, 0.0)
+        proposed_s = started_s + DRAFT_S * len(proposal.report.confidences)
+        self._ended_s[generation] = proposed_s + VERIFY_S + ROW_S * len(proposal)
+        policy.learn(Round(proposal, verify_result, outcome, started_s, proposed_s, self._ended_s[generation]))
         return outcome
 
 
