@@ -22,8 +22,8 @@ from paceline.speculation_params import Bounds
 
 # Most rounds of each generation without drafts, to learn their pace, before those with a model's.
 PLAIN_FIRST = 8
-# Weight of plain rounds as a first guess of a generation's speed.
-PLAIN_ROUNDS = 8.0
+# First guess of a generation's speed: that of plain decoding, which counts as so many rounds.
+GUESSED_ROUNDS = 8.0
 # Weight of other answers in the share made without looked-up drafts, in choices; and factor on older ones for each round.
 UNAIDED_FIRST, UNAIDED_MEMORY = 8.0, 0.98
 # Weight of the newest round in what is lost by drafts that come a round late.
@@ -262,7 +262,9 @@ class AdaptivePolicy(Policy):
             return self._known_speed
         plain_s = self._costs.free_s if self._may_be_free else self._costs.verify_s(0)
         pace = self._pace if self._costs.active.size == 1 else self._costs.level.pace
-        self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
+        self._known_speed = max(
+            1 / plain_s, (GUESSED_ROUNDS + pace.choices) / (GUESSED_ROUNDS * plain_s + pace.seconds)
+        )
         return self._known_speed
 
     @property

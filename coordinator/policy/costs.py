@@ -155,9 +155,9 @@ class Level:
     extras: dict[Hashable, Extra] = field(default_factory=lambda: defaultdict(Extra))
     # By source.
     drafting: dict[Hashable, Drafting] = field(default_factory=lambda: defaultdict(Drafting))
-    # Extra seconds of rounds that are asked for, without drafts and with looked-up ones: a kind of which nothing is known has
-    # those of the other. Of rounds without drafts that the target goes on with; and what it takes of their time to send drafts
-    # for the next one. Kept, for a round's plan asks for them dozens of times.
+    # Derived from `extras` once a round, because a plan reads them dozens of times. Extra seconds of rounds that are asked for,
+    # without drafts and with looked-up ones (an unseen kind takes the other's), and of rounds that the target goes on with; and
+    # what sending drafts for the next round costs one of these.
     plain_s: float = 0.0
     looked_up_s: float = 0.0
     free_s: float = 0.0
@@ -343,5 +343,5 @@ class CostModel:
 
 
 def _with_extra(forward_s: float, extra_s: float) -> float:
-    """A server that told too much has corrected itself before all kinds of rounds are seen again: half of it is believed."""
+    """Adds extra seconds, but keeps at least half of the forward pass: corrected times may leave an old kind's extra below zero."""
     return max(forward_s / 2, forward_s + extra_s)

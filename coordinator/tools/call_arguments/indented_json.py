@@ -107,7 +107,7 @@ class IndentedJson:
         return self.rules.terminal(f"{other} & ~{known}")
 
     def _loose(self, column: int) -> dict[str, Any]:
-        """Returns the library's options for lines at any of the levels that such a value may have."""
+        """Returns the library's options for a value whose lines may be indented to any of its levels."""
         line = f"\\n {{{column}}}( {{{self.indent}}}){{0,{_LOOSE_LEVELS}}}"
         return {"whitespace_flexible": True, "whitespace_pattern": line, "item_separator": ",", "key_separator": ": "}
 
