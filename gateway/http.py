@@ -31,6 +31,8 @@ BODY_TIMEOUT_S = 30.0
 # Time for what a client has not read of a response: this, and more for a long one.
 READ_TIMEOUT_S = 60.0
 MIN_READ_BYTES_PER_S = 16 << 10
+# Time for the client to close after a refusal.
+LINGER_S = 5.0
 # The kernel buffers megabytes otherwise, and takes more only when a third of them is read.
 MAX_UNSENT_BYTES = 128 << 10
 # A body of this size is parsed in a few milliseconds.
@@ -94,7 +96,7 @@ class HttpConnection(HttpToolsProtocol):
         # Whether a request has begun, and its headers are complete, and it is not.
         self._has_begun = self._is_body = False
         self._fault: tuple[int, str] | None = None
-        # A refusal that waits for the responses before it. What is received after it is ignored.
+        # What is received after a refusal is ignored, also while it waits for the responses before it.
         self._refusal: tuple[int, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
@@ -109,6 +111,7 @@ class HttpConnection(HttpToolsProtocol):
             self._start_timer()
         else:
             self._refuse(503, "too many connections")
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.close(self)
@@ -289,6 +292,12 @@ class HttpConnection(HttpToolsProtocol):
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(response.body))
+            if self.transport.can_write_eof():
+                # Closing resets the connection if more arrives: the client may lose the refusal (RFC 9112, 9.6).
+                self._refusal = status, message
+                self.transport.write_eof()
+                self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+                return
         self.transport.close()
 
 

@@ -110,6 +110,19 @@ async def test_a_refusal_follows_the_answers_before_it(gateway_service: RunningG
     assert is_refused(answer[answer.rindex(b"HTTP/1.1 ") :], 400)
 
 
+async def test_what_arrives_after_a_refusal_does_not_reset_the_connection(gateway_service: RunningGateway) -> None:
+    host, _, port = gateway_service.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"hello\r\n\r\n")
+    async with asyncio.timeout(30):
+        head = await reader.readuntil(b"\r\n\r\n")
+        for _ in range(3):
+            writer.write(b"more")
+            await asyncio.sleep(0.05)
+        assert is_refused(head + await reader.read(), 400)
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("version", "hosts", "status"),
     [(b"1.1", b"", 400), (b"1.1", HOST + HOST, 400), (b"1.0", HOST + HOST, 400), (b"1.0", b"", 200), (b"1.0", HOST, 200),
