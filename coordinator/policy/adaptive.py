@@ -7,6 +7,7 @@ drafted or not; as drafts they make the target's forward pass longer.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
@@ -175,11 +176,15 @@ class AdaptivePolicy(Policy):
         rates = self._lookup_rates[lookup.name]
         for kind, is_right in lookup.take_hits():
             rates.learn(kind, is_right)
-        chances: list[float] = []
-        for kind in kinds:
-            chances.append(rates[kind] * (chances[-1] if chances else 1.0))
-        if not chances:
+        if not kinds:
             return NO_PLAN
+        chances, chance = list[float](), 1.0
+        # Neighbors are of one kind.
+        for kind, group in groupby(kinds):
+            rate = rates[kind]
+            for _ in group:
+                chance *= rate
+                chances.append(chance)
         num, gain = self._best_size(chances, num_choices=1 / self._tokens_each)
         num_late, late_gain, late_worth = self._best_late(chances)
         self._gain, self._late_worth = max(self._gain, gain), max(self._late_worth, late_worth)
