@@ -69,9 +69,9 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
-        # Whether the target may go on by itself in this generation, and whether it does in this round. It could have unless all
-        # drafts of the last round were accepted. It makes way if a model is to draft for the next round.
-        self._may_be_free, self._is_free, self._could_be_free, self._makes_way = False, False, False, False
+        # Whether the target may go on by itself in this generation, and whether it does in this round. It makes way if a model
+        # is to draft for the next round.
+        self._may_be_free, self._is_free, self._makes_way = False, False, False
         # Choices that looked-up drafts gain in this round, and are worth in a later one; what is lost so.
         self._gain, self._late_worth = 0.0, 0.0
         self._lost = RecentMean(LATE_RECENT)
@@ -92,8 +92,7 @@ class AdaptivePolicy(Policy):
             if plan.chances:
                 # Without a match it is the first plan again, which the model need not continue twice.
                 plans.append(plan)
-        if self._could_be_free:
-            self._lost.add(self._gain - self._late_worth)
+        self._lost.add(self._gain - self._late_worth)
         if sources:
             reason = f"no draft pays at {self._costs.active.size} at once"
             plans = self._with_drafts(plans, sources, context)
@@ -337,7 +336,6 @@ class AdaptivePolicy(Policy):
         began = self._began()
         self._is_free = finished.verify_result.report.is_free
         num_drafts = len(finished.proposal)
-        self._could_be_free = num_drafts == 0 or finished.outcome.num_accepted < num_drafts
         following = finished.verify_result.report.next_drafts
         self._num_head_drafts = 0 if following is None else len(following.tokens)
         self._head_s = finished.verify_result.report.drafting_us / 1e6
