@@ -294,7 +294,8 @@ class CostModel:
         level.num_rounds += 1
         # One for each forward pass is enough, and learning from all would take a busy coordinator's time. Each time it is another
         # generation's.
-        if level.num_rounds % (num_active + (num_active > 1)) or self.active.was_reading_since(finished.verified_s - seconds):
+        is_sampled = level.num_rounds % (num_active + (num_active > 1)) == 0
+        if not is_sampled or self.active.was_reading_since(finished.verified_s - seconds):
             return
         level.pace.add(finished.num_chosen, seconds)
         draft = finished.proposal.report
