@@ -179,7 +179,7 @@ class VerifyJob(Job):
     def follow(self, start: Start, suggested: Suggest) -> Start | None:
         """Returns the next round, which the server runs without being asked.
 
-        None under a grammar, if the text is over, and where all drafts of the client were accepted: it has more.
+        None under a grammar, and if the text is over.
         """
         if self.sequence.guide is not None:
             return None
@@ -193,8 +193,6 @@ class VerifyJob(Job):
         else:
             drafts = suggested.behind(self.sequence.tokens, position, newest)
             are_suggested = bool(drafts)
-            if 0 < self._num_drafts == num_accepted and not drafts:
-                return None
             if spec.are_suggested:
                 # They were not thought of when the client counted how many rounds have room.
                 num_more_rounds = max(0, num_more_rounds - num_accepted)

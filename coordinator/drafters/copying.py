@@ -69,17 +69,7 @@ class CopyingDrafter(LookupDrafter, ABC):
 
     def copy(self, num_tokens: int) -> list[int]:
         """Returns the tokens at the position; none without a match."""
-        copied: list[int] = []
-        for position in range(self._position, self._position + num_tokens if self._match_length else 0):
-            token = self.token_at(position, copied)
-            if token == END:
-                break
-            copied.append(token)
-        return copied
-
-    def token_at(self, position: int, copied: list[int]) -> int:
-        """Returns END outside the text. `copied`: what precedes the position in the copy."""
-        return self._texts[self._name].token_at(position)
+        return self._texts[self._name].read(self._position, num_tokens) if self._match_length else []
 
     def _kind(self, match_length: int) -> Kind:
         return self._name, min(match_length, MAX_MATCH).bit_length()

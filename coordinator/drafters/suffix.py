@@ -43,11 +43,13 @@ class SuffixDrafter(CopyingDrafter):
     def add(self, token: int) -> None:
         self._own.extend((token,))
 
-    def token_at(self, position: int, copied: list[int]) -> int:
+    def copy(self, num_tokens: int) -> list[int]:
         """Continues with the copy itself at the end of its own text."""
-        if self._name == "own" and position >= len(self._own):
-            return copied[position - len(self._own)]
-        return super().token_at(position, copied)
+        copied = super().copy(num_tokens)
+        if copied and self._name == "own":
+            period = len(copied)
+            copied += [copied[index % period] for index in range(num_tokens - period)]
+        return copied
 
 
 def make_suffix(resources: Resources, request: Request) -> SuffixDrafter:

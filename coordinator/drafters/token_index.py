@@ -60,6 +60,15 @@ class TokenIndex:
         is_known = max(0, self._length - self._capacity) <= position < self._length
         return self._tokens[position % self._capacity] if is_known else END
 
+    def read(self, position: int, num_tokens: int) -> list[int]:
+        """Returns up to `num_tokens` tokens from a position on, up to the next END."""
+        if not max(0, self._length - self._capacity) <= position < self._length:
+            return []
+        begin, num_tokens = position % self._capacity, min(num_tokens, self._length - position)
+        tokens = self._tokens[begin : begin + num_tokens].tolist()
+        tokens += self._tokens[: num_tokens - len(tokens)]
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
     def find(self, newest: Sequence[int]) -> tuple[int, int]:
         """Returns the longest, most recent match's length and the position after it, or (0, NOWHERE)."""
         best = KEY_TOKENS - 1, NOWHERE

@@ -7,6 +7,7 @@ drafted or not; as drafts they make the target's forward pass longer.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
@@ -37,6 +38,8 @@ class AdaptivePolicy(Policy):
         super().__init__([*drafters.lookups, *drafters.standby, *drafters.models])
         self._set, self._bounds, self._experience, self._costs = drafters, bounds, experience, experience.costs
         self._is_greedy = is_greedy
+        # What rounds take, as it was when this one began.
+        self._rounds = self._costs.rounds
         self._lookup_rates = {
             each.name: experience.rates(each.name, is_greedy, each.prior)
             for each in (*drafters.lookups, *drafters.standby)
@@ -66,15 +69,15 @@ class AdaptivePolicy(Policy):
         self._asked_for: RecentMean | None = None
         self._num_head_drafts, self._head_s = 0, 0.0
         self._head_step = experience.head_step
-        # Whether the target may go on by itself in this generation, and whether it does in this round. It could have unless all
-        # drafts of the last round were accepted. It makes way if a model is to draft for the next round.
-        self._may_be_free, self._is_free, self._could_be_free, self._makes_way = False, False, False, False
+        # Whether the target may go on by itself in this generation, and whether it does in this round. It makes way if a model
+        # is to draft for the next round.
+        self._may_be_free, self._is_free, self._makes_way = False, False, False
         # Choices that looked-up drafts gain in this round, and are worth in a later one; what is lost so.
         self._gain, self._late_worth = 0.0, 0.0
         self._lost = RecentMean(LATE_RECENT)
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
+        self._plan, self._num_before, self._num_drafted, self._rounds = NO_PLAN, 0, 0, self._costs.rounds
         self._tokens_each, self._num_unfed = context.tokens_per_choice, len(context) - context.num_fed
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
@@ -89,8 +92,7 @@ class AdaptivePolicy(Policy):
             if plan.chances:
                 # Without a match it is the first plan again, which the model need not continue twice.
                 plans.append(plan)
-        if self._could_be_free:
-            self._lost.add(self._gain - self._late_worth)
+        self._lost.add(self._gain - self._late_worth)
         if sources:
             reason = f"no draft pays at {self._costs.active.size} at once"
             plans = self._with_drafts(plans, sources, context)
@@ -140,7 +142,7 @@ class AdaptivePolicy(Policy):
             each.rates.prior_weight = SHARED_WEIGHT * size
 
         # Without them the target could go on by itself.
-        message_s = self._costs.free_saves_s if self._late_pays else 0.0
+        message_s = self._rounds.message_s if self._late_pays else 0.0
 
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
@@ -173,11 +175,15 @@ class AdaptivePolicy(Policy):
         rates = self._lookup_rates[lookup.name]
         for kind, is_right in lookup.take_hits():
             rates.learn(kind, is_right)
-        chances: list[float] = []
-        for kind in kinds:
-            chances.append(rates[kind] * (chances[-1] if chances else 1.0))
-        if not chances:
+        if not kinds:
             return NO_PLAN
+        chances, chance = list[float](), 1.0
+        # Neighbors are of one kind.
+        for kind, group in groupby(kinds):
+            rate = rates[kind]
+            for _ in group:
+                chance *= rate
+                chances.append(chance)
         num, gain = self._best_size(chances, num_choices=1 / self._tokens_each)
         num_late, late_gain, late_worth = self._best_late(chances)
         self._gain, self._late_worth = max(self._gain, gain), max(self._late_worth, late_worth)
@@ -191,14 +197,14 @@ class AdaptivePolicy(Policy):
         The first of them come by themselves, while the drafts are on their way. They take no place in a forward pass, and
         gain nothing. Each costs a forward pass of its own, so that the drafts are worth less than they gain.
         """
-        speed, costs = self._speed, self._costs
-        num_before = costs.num_late
+        speed, rounds = self._speed, self._rounds
+        num_before = rounds.num_late
         come, late = chances[:num_before], chances[num_before:]
         num, gain = self._best_size(late, reach=come[-1])
-        gain -= speed * costs.level.suggestion_s
+        gain -= speed * rounds.suggestion_s
         if num == 0 or gain <= 0:
             return 0, 0.0, 0.0
-        return num_before + num, gain, gain - (speed * costs.free_s - 1) * math.fsum(come)
+        return num_before + num, gain, gain - (speed * rounds.free_s - 1) * math.fsum(come)
 
     def _trimmed(self, source: Source, proposal: Proposal, num_looked_up: int) -> Proposal:
         """Drops drafts that the target need not see. `num_looked_up`: tokens before those of `source`."""
@@ -226,7 +232,7 @@ class AdaptivePolicy(Policy):
         Whether one stays depends on those before it alone: dropped for what it is, or for what came after it, it would
         bias the output.
         """
-        verify_s, num, tokens_each = self._costs.verify_s, num_before + 1, self._tokens_each
+        verify_s, num, tokens_each = self._rounds.verify_s, num_before + 1, self._tokens_each
         for confidence in confidences[:-1]:
             chance *= source.confidence.chance(confidence)
             if chance * source.rates["next"] < self._speed * (
@@ -247,10 +253,10 @@ class AdaptivePolicy(Policy):
         if not chances:
             return 0, 0.0
         best, most, choices, speed = 0, 0.0, 0.0, self._speed
-        plain_s, *seconds = self._costs.verify_times(len(chances), num_tokens)
+        seconds = self._rounds.verify_times(len(chances), num_tokens)
         for num, chance in enumerate(chances, start=1):
             choices += chance * num_choices
-            gain = choices - reach * speed * (seconds[num - 1] - plain_s)
+            gain = choices - reach * speed * (seconds[num] - seconds[0])
             if gain > most or num <= self._bounds.min:
                 best, most = num, gain
         return best, most
@@ -260,7 +266,7 @@ class AdaptivePolicy(Policy):
         """Returns choices per second of this generation, or of all that share forward passes with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
-        plain_s = self._costs.free_s if self._may_be_free else self._costs.verify_s(0)
+        plain_s = self._rounds.free_s if self._may_be_free else self._rounds.plain_s
         pace = self._pace if self._costs.active.size == 1 else self._costs.level.pace
         self._known_speed = max(
             1 / plain_s, (GUESSED_ROUNDS + pace.choices) / (GUESSED_ROUNDS * plain_s + pace.seconds)
@@ -285,7 +291,7 @@ class AdaptivePolicy(Policy):
         A draft costs a forward pass of the head, and in the rounds that use it a row of the target's.
         """
         assert self._head is not None
-        size, verify_s = self._costs.active.size, self._costs.verify_s
+        size, verify_s = self._costs.active.size, self._rounds.verify_s
         # Rounds with lookups are followed by such rounds, which need no drafts of the head.
         is_looked_up = self._plan.lookup not in (None, self._head)
         worth = self._experience.worth((size.bit_length(), self._is_greedy, is_looked_up))
@@ -314,7 +320,7 @@ class AdaptivePolicy(Policy):
     @property
     def _late_pays(self) -> bool:
         """Whether the messages saved are worth more than what is lost by drafts that come a round late."""
-        return self._may_be_free and self._lost.value < self._speed * self._costs.free_saves_s
+        return self._may_be_free and self._lost.value < self._speed * self._rounds.message_s
 
     @property
     def may_come_late(self) -> bool:
@@ -330,7 +336,6 @@ class AdaptivePolicy(Policy):
         began = self._began()
         self._is_free = finished.verify_result.report.is_free
         num_drafts = len(finished.proposal)
-        self._could_be_free = num_drafts == 0 or finished.outcome.num_accepted < num_drafts
         following = finished.verify_result.report.next_drafts
         self._num_head_drafts = 0 if following is None else len(following.tokens)
         self._head_s = finished.verify_result.report.drafting_us / 1e6

@@ -13,7 +13,7 @@ all would be without.
 
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
@@ -27,8 +27,6 @@ RECENT = 0.05
 MAX_SURPRISE, FIRST_ROUNDS = 2.0, 3
 # Factor on the weight of older rounds in a pace.
 PACE_MEMORY = 0.95
-# Rounds to learn from while each generation has one.
-SAMPLED = 8
 # Rounds of each generation that a decision of all holds, for a model's drafts and against them. Meanwhile nothing is planned:
 # that takes the coordinator time.
 DRAFTING_ROUNDS, PLAIN_ROUNDS = 4, 8
@@ -80,6 +78,47 @@ class Extra:
 NOTHING = Extra()
 
 
+class RoundCosts:
+    """Predicts seconds of rounds as if all active generations did the same, for they share the forward passes.
+
+    It holds until something is learned; a plan asks it dozens of times.
+    """
+
+    def __init__(self, num_active: int, times: ForwardTimes, extras: Mapping[Hashable, Extra]) -> None:
+        """`extras`: by kind of round; a kind that is not known takes what the nearest does."""
+        self.num_active, self._times = num_active, times
+        asked, looked_up, free, suggesting = map(extras.get, Began)
+        asked_s = (asked or looked_up or NOTHING).seconds
+        self.looked_up_extra_s = (looked_up or asked or NOTHING).seconds
+        forward_s, free_extra_s = times(num_active), (free or NOTHING).seconds
+        # A round without drafts that is asked for, and one that the target goes on with by itself; and what this saves.
+        self.plain_s, self.free_s = _with_extra(forward_s, asked_s), _with_extra(forward_s, free_extra_s)
+        self.message_s = self.plain_s - self.free_s
+        # What sending drafts for the next round costs one that the target goes on with.
+        most_s = max(0.0, asked_s - free_extra_s)
+        suggestion_s = most_s / 2 if suggesting is None else max(0.0, suggesting.seconds - free_extra_s)
+        # Not so much that it is never tried again.
+        self.suggestion_s = min(most_s, suggestion_s)
+        # Rounds that the target goes on with while drafts are on their way: one, or more where messages take longer.
+        self.num_late = 1 + int(max(0.0, self.message_s) / self.free_s)
+        # By the tokens of a draft: rounds with 0, 1, ... looked-up drafts.
+        self._verify_s: dict[float, list[float]] = defaultdict(lambda: [self.plain_s])
+
+    def verify_s(self, num_drafts: float) -> float:
+        """Predicts a round of the target alone, whose drafts were looked up."""
+        if not num_drafts:
+            return self.plain_s
+        # Drafts save nothing, whatever was learned of longer ones.
+        return max(self.plain_s, self._times(self.num_active * (1 + num_drafts)) + self.looked_up_extra_s)
+
+    def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
+        """Predicts the same for 0 to `most_drafts` drafts, or more, of `num_tokens` tokens each."""
+        seconds = self._verify_s[num_tokens]
+        while len(seconds) <= most_drafts:
+            seconds.append(self.verify_s(len(seconds) * num_tokens))
+        return seconds
+
+
 @dataclass(slots=True)
 class Pace:
     """Recent choices and the seconds that they took."""
@@ -87,10 +126,9 @@ class Pace:
     choices: float = 0.0
     seconds: float = 0.0
 
-    def add(self, num_choices: int, seconds: float, memory: float = PACE_MEMORY) -> None:
-        """`memory`: factor on the weight of older rounds."""
-        self.choices = memory * self.choices + num_choices
-        self.seconds = memory * self.seconds + seconds
+    def add(self, num_choices: int, seconds: float) -> None:
+        self.choices = PACE_MEMORY * self.choices + num_choices
+        self.seconds = PACE_MEMORY * self.seconds + seconds
 
 
 @dataclass(slots=True)
@@ -155,13 +193,6 @@ class Level:
     extras: dict[Hashable, Extra] = field(default_factory=lambda: defaultdict(Extra))
     # By source.
     drafting: dict[Hashable, Drafting] = field(default_factory=lambda: defaultdict(Drafting))
-    # Derived from `extras` once a round, because a plan reads them dozens of times. Extra seconds of rounds that are asked for,
-    # without drafts and with looked-up ones (an unseen kind takes the other's), and of rounds that the target goes on with; and
-    # what sending drafts for the next round costs one of these.
-    plain_s: float = 0.0
-    looked_up_s: float = 0.0
-    free_s: float = 0.0
-    suggestion_s: float = 0.0
     # Of all generations.
     pace: Pace = field(default_factory=Pace)
     # Rounds without a model's drafts, those that teach nothing included, and all rounds.
@@ -173,31 +204,16 @@ class Level:
     # If they try a source, which would else lose.
     trial: Trial | None = None
 
-    def update(self) -> None:
-        """Derives what is kept from `extras`."""
-        asked, looked_up, free, suggesting = map(self.extras.get, Began)
-        self.plain_s = (asked or looked_up or NOTHING).seconds
-        self.looked_up_s = (looked_up or asked or NOTHING).seconds
-        self.free_s = (free or NOTHING).seconds
-        message_s = max(0.0, self.plain_s - self.free_s)
-        suggestion_s = message_s / 2 if suggesting is None else max(0.0, suggesting.seconds - self.free_s)
-        # Not so much that it is never tried again.
-        self.suggestion_s = min(message_s, suggestion_s)
-
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
         guess = Level()
         guess.drafting.update((source, replace(each, num_rounds=1, newest=0)) for source, each in self.drafting.items())
         guess.extras.update((kind, replace(each, num_rounds=1)) for kind, each in self.extras.items())
-        guess.update()
         return guess
 
 
 class CostModel:
-    """Predicts seconds as if all active generations did the same, for they decide alike and share the forward passes.
-
-    Where several are active they decide together, for some rounds.
-    """
+    """Learns what rounds cost, and holds what all that share forward passes decide together for some rounds."""
 
     def __init__(self, active: ActiveGenerations, target_times: Callable[[], ForwardTimes]) -> None:
         self.active = active
@@ -210,6 +226,7 @@ class CostModel:
         self._num_changes = 0
         # Recent mean of drafts in rounds without a model's, and in those with.
         self._num_drafts = {False: RecentMean(RECENT), True: RecentMean(RECENT)}
+        self._rounds: RoundCosts | None = None
 
     def note(self, generation: object, is_drafting: bool) -> int:
         """Notes what a generation's next round does. Returns a number for `is_unchanged`."""
@@ -244,37 +261,13 @@ class CostModel:
             level = self._levels[size] = Level() if nearest is None else self._levels[nearest].guess()
         return level
 
-    def verify_s(self, num_drafts: float) -> float:
-        """Predicts a round of the target alone, whose drafts were looked up."""
-        size, times, level = self.active.size, self._times, self.level
-        plain_s = _with_extra(times(size), level.plain_s)
-        # Drafts save nothing, whatever was learned of longer ones.
-        return max(plain_s, times(size * (1 + num_drafts)) + level.looked_up_s) if num_drafts else plain_s
-
     @property
-    def free_s(self) -> float:
-        """Predicts a round without drafts that the target goes on with by itself."""
-        return _with_extra(self._times(self.active.size), self.level.free_s)
-
-    @property
-    def free_saves_s(self) -> float:
-        """Predicts what such a round saves: a message's wait."""
-        return self.verify_s(0) - self.free_s
-
-    def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
-        """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
-        size, times, extra_s = self.active.size, self._times, self.level.looked_up_s
-        plain_s = self.verify_s(0)
-        return [
-            plain_s,
-            *[max(plain_s, times(size * (1 + num * num_tokens)) + extra_s) for num in range(1, most_drafts + 1)],
-        ]
-
-    @property
-    def num_late(self) -> int:
-        """Predicts how many rounds that the target goes on with begin while drafts are on their way: one, or more where messages
-        take longer."""
-        return 1 + int(max(0.0, self.free_saves_s) / self.free_s)
+    def rounds(self) -> RoundCosts:
+        """Returns what rounds take now."""
+        times, size = self._times, self.active.size
+        if self._rounds is None or self._rounds.num_active != size:
+            self._rounds = RoundCosts(size, times, self.level.extras)
+        return self._rounds
 
     def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
@@ -282,7 +275,7 @@ class CostModel:
         drafting, extra = level.drafting[forwards.source], level.extras.get(forwards.source)
         drafting.follow(forwards, size, level.num_rounds)
         # Unless it is known, drafting waits for a message as well.
-        more_s = max(0.0, level.plain_s - level.free_s if extra is None else extra.seconds - level.looked_up_s)
+        more_s = max(0.0, self.rounds.message_s if extra is None else extra.seconds - self.rounds.looked_up_extra_s)
         factor = drafting.factor
         return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + more_s
 
@@ -299,11 +292,12 @@ class CostModel:
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0
         level.num_rounds += 1
-        # A sample is enough, and learning from all would take a busy coordinator's time.
-        each = max(1, num_active // SAMPLED)
-        if level.num_rounds % each or self.active.was_reading_since(finished.verified_s - seconds):
+        # One for each forward pass is enough, and learning from all would take a busy coordinator's time. Each time it is another
+        # generation's.
+        is_sampled = level.num_rounds % (num_active + (num_active > 1)) == 0
+        if not is_sampled or self.active.was_reading_since(finished.verified_s - seconds):
             return
-        level.pace.add(finished.num_chosen, seconds, PACE_MEMORY ** (each / num_active))
+        level.pace.add(finished.num_chosen, seconds)
         draft = finished.proposal.report
         if draft.is_ahead or draft.num_tail_tokens > MAX_TAIL:
             # What the round waited for, or how long the draft read, says nothing of the drafting.
@@ -326,8 +320,8 @@ class CostModel:
         if began is Began.ASKED and forwards is None and Began.FREE in level.extras:
             # A measurement that was disturbed is repeated some day.
             level.extras[Began.FREE].fade(0.0)
-            level.extras[Began.SUGGESTING].fade((level.free_s + level.plain_s) / 2)
-        level.update()
+            level.extras[Began.SUGGESTING].fade((level.extras[Began.FREE].seconds + level.extras[kind].seconds) / 2)
+        self._rounds = None
 
     @property
     def _times(self) -> ForwardTimes:
@@ -337,8 +331,7 @@ class CostModel:
             for level in self._levels.values():
                 for each in level.extras.values():
                     each.change_times(self._known_times, times)
-                level.update()
-            self._known_times = times
+            self._known_times, self._rounds = times, None
         return times
 
 

@@ -77,7 +77,7 @@ class Source:
         is_trial: by the first guess of its rates, which promises more than it was seen to keep.
         """
         rate = self._first_rate if is_trial else self.rates.__getitem__
-        model, verify_s, draft_s = self.drafter, self._costs.verify_s, self._costs.draft_s(self.forwards)
+        model, verify_s, draft_s = self.drafter, self._costs.rounds.verify_s, self._costs.draft_s(self.forwards)
         num_before, num_missed = len(plan.chances), len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
         # What the model has missed is read for the rest of the answer, as far as nothing is looked up there.
@@ -138,7 +138,7 @@ class Source:
         plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, is_trial=True)
         if not plan.num_asked:
             return None
-        reading_s, verify_s = self.reading_s(context), self._costs.verify_s
+        reading_s, verify_s = self.reading_s(context), self._costs.rounds.verify_s
         round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
         round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
         loss = DRAFTING_ROUNDS * (best.gain + speed * round_s) + speed * reading_s
@@ -152,7 +152,7 @@ class Source:
             self.rates.forget(1 - OWN_FORGETTING / self._costs.active.size)
             self._savings.save(finished.num_chosen)
         elif plan.is_trial and trial is not None:
-            gain = finished.num_chosen - 1 - speed * (seconds - self._costs.verify_s(0))
+            gain = finished.num_chosen - 1 - speed * (seconds - self._costs.rounds.plain_s)
             self._savings.spend(trial.gain - gain)
 
     @property

@@ -164,7 +164,6 @@ class SteppingTarget(FakeTarget):
                 if suggest.position <= length and list(suggest.tokens)[: len(known)] == known:
                     suggested = list(suggest.tokens)[len(known) :]
             has_more = num_left > 0 and not others and not (suggest is not None and suggest.is_last)
-            has_more = has_more and not (drafts and num_right == len(drafts) and not suggested)
             answer = model_pb2.Answer(command_id=command.command_id, has_more=has_more)
             answer.verify_result.tokens.extend(tokens)
             answer.verify_result.suggested_tokens.extend(was_suggested)

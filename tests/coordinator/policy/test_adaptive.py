@@ -122,12 +122,12 @@ async def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
 async def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
     crowd = Crowd(ALPHAS, random.Random(12))
     await crowd.play(300)
-    expected_s, prompt = crowd.experience.costs.verify_s(0), object()
+    expected_s, prompt = crowd.experience.costs.rounds.plain_s, object()
     crowd.active.join(prompt)
     crowd.step_s = 0.2
     await crowd.play(20)
     crowd.active.leave(prompt)
-    assert crowd.experience.costs.verify_s(0) == pytest.approx(expected_s, rel=0.05)
+    assert crowd.experience.costs.rounds.plain_s == pytest.approx(expected_s, rel=0.05)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.99])
@@ -153,7 +153,7 @@ async def test_the_prompts_round_teaches_nothing() -> None:
     policy, context = make_policy(world), make_context([1, 2, 3])
     proposal = await policy.propose(context)
     policy.learn(Round(proposal, VerifyResult([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
-    assert world.experience.costs.verify_s(0) == world.verify_s
+    assert world.experience.costs.rounds.plain_s == world.verify_s
     assert (len(proposal), proposal.report.reason) == (0, "the prompt's round")
 
 

@@ -32,15 +32,15 @@ def costs_after(
 
 def test_a_target_that_goes_on_saves_a_message_as_far_as_is_known() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S))
-    assert costs.verify_s(0) == pytest.approx(FORWARD_S + MESSAGE_S)
-    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
-    assert costs.level.suggestion_s == pytest.approx(MESSAGE_S / 2)
+    assert costs.rounds.plain_s == pytest.approx(FORWARD_S + MESSAGE_S)
+    assert costs.rounds.message_s == pytest.approx(MESSAGE_S)
+    assert costs.rounds.suggestion_s == pytest.approx(MESSAGE_S / 2)
 
 
 def test_what_each_kind_takes_is_learned() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, 0.0005), (Began.SUGGESTING, 0.0012))
-    assert costs.free_saves_s == pytest.approx(0.0015)
-    assert costs.level.suggestion_s == pytest.approx(0.0007)
+    assert costs.rounds.message_s == pytest.approx(0.0015)
+    assert costs.rounds.suggestion_s == pytest.approx(0.0007)
 
 
 def test_rounds_that_wait_for_another_generations_drafts_are_not_learned_from() -> None:
@@ -48,52 +48,52 @@ def test_rounds_that_wait_for_another_generations_drafts_are_not_learned_from() 
     outcome = Outcome([0], 0, Origin.TARGET)
     for _ in range(20):
         costs.learn(Round(Proposal(), VerifyResult([0]), outcome, 0.0, 0.0, 0.1), 0.1, None, 0, False, num_unfed=1)
-    assert costs.verify_s(0) == pytest.approx(FORWARD_S + MESSAGE_S)
+    assert costs.rounds.plain_s == pytest.approx(FORWARD_S + MESSAGE_S)
 
 
 def test_rounds_gone_on_with_that_seemed_to_save_nothing_are_tried_again() -> None:
     """Where they seem to save nothing there are none, and nothing more is learned of them."""
     asked = (Began.ASKED, MESSAGE_S)
-    assert costs_after(asked, (Began.FREE, 0.01)).free_saves_s < 0
-    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).free_saves_s > 0
+    assert costs_after(asked, (Began.FREE, 0.01)).rounds.message_s < 0
+    assert costs_after(asked, (Began.FREE, 0.01), *[asked] * 4).rounds.message_s > 0
 
 
 def test_a_suggestion_never_seems_to_take_more_than_a_message() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, 0.0), (Began.SUGGESTING, 0.05))
-    assert costs.level.suggestion_s == pytest.approx(MESSAGE_S)
+    assert costs.rounds.suggestion_s == pytest.approx(MESSAGE_S)
 
 
 def test_a_round_takes_its_forward_pass() -> None:
     """Else plain rounds would seem to take less than no time, and a second to be worth less than nothing."""
     costs = costs_after((Began.ASKED, MESSAGE_S), (Began.FREE, -0.1))
-    assert costs.free_saves_s == pytest.approx(MESSAGE_S)
+    assert costs.rounds.message_s == pytest.approx(MESSAGE_S)
 
 
 def test_a_pause_says_nothing_of_the_next_round() -> None:
     costs = costs_after((Began.ASKED, MESSAGE_S))
-    began_s = costs.verify_s(0)
+    began_s = costs.rounds.plain_s
     costs.learn(
         Round(Proposal(), VerifyResult([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 60.0), 60.0, None, 0, True, 1
     )
-    assert costs.verify_s(0) < 1.06 * began_s
+    assert costs.rounds.plain_s < 1.06 * began_s
 
 
 def test_first_rounds_count_whatever_the_server_told() -> None:
     costs = costs_after((Began.ASKED, 20 * FORWARD_S), times=FIRST_ROUNDS)
-    assert costs.verify_s(0) == pytest.approx(21 * FORWARD_S)
+    assert costs.rounds.plain_s == pytest.approx(21 * FORWARD_S)
 
 
 def test_drafts_never_seem_to_save_time() -> None:
     """A server that told too much of long forward passes is corrected by them, but not below a shorter one."""
     costs = costs_after((Began.LOOKED_UP, -0.005), (Began.ASKED, 0.0), drafts=[0] * 8, computed_s=0.01)
-    assert costs.verify_s(1) >= costs.verify_s(0)
+    assert costs.rounds.verify_s(1) >= costs.rounds.plain_s
 
 
 def test_times_that_were_told_too_long_and_are_corrected_leave_a_round_that_takes_time() -> None:
     costs = costs_after((Began.FREE, -0.015), (Began.ASKED, 0.0), computed_s=0.005)
     costs._target_times = lambda: told(0.005, 0.0)
-    costs.verify_s(0)
+    _ = costs.rounds
     costs._target_times = lambda: told(0.004, 0.0)
-    assert costs.free_s > 0
-    assert costs.verify_s(0) > 0
-    assert costs.num_late >= 1
+    assert costs.rounds.free_s > 0
+    assert costs.rounds.plain_s > 0
+    assert costs.rounds.num_late >= 1

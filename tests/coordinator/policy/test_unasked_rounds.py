@@ -57,7 +57,7 @@ class WiredWorld(World):
             first, tokens = suggested
             known = text[first : at + num_right + 1]
             drafts = tokens[len(known) :] if tokens[: len(known)] == known else []
-            is_over = num_left == 0 or (0 < len(proposal) == num_right and not drafts)
+            is_over = num_left == 0
             outcome = Outcome(coming[: num_right + 1], num_right, Origin.BONUS)
             report = VerifyReport(compute_us=int(computed_s * 1e6), is_free=not is_over)
             policy.learn(Round(proposal, VerifyResult([0], report=report), outcome, started_s, self.now_s, ended_s))
