@@ -6,6 +6,7 @@ tokens before it: dropping it for its own value would make unlikely tokens rarer
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,20 @@ class DropsForItself(AdaptivePolicy):
         return replace(kept, supports=proposal.supports[:num], support_probs=proposal.support_probs[:num])
 
 
-class Planted(AdaptiveRounds):
-    policy = DropsForItself
+class PricesForItself(AdaptivePolicy):
+    """Takes a round for longer if its last drawn token is an unlikely one."""
+
+    def _num_drawn_kept(self, source: Source, num_before: int, chance: float, confidences: Sequence[float]) -> int:
+        rounds = self._rounds
+
+        def verify_s(num_drafts: float) -> float:
+            is_likely = num_drafts <= num_before or confidences[int(num_drafts) - num_before - 1] > 0.3
+            return rounds.verify_s(num_drafts) + (0 if is_likely else VERIFY_S)
+
+        self._rounds = SimpleNamespace(verify_s=verify_s)  # type: ignore[assignment]
+        num = super()._num_drawn_kept(source, num_before, chance, confidences)
+        self._rounds = rounds
+        return num
 
 
 def play(rounds: AdaptiveRounds) -> float:
@@ -133,5 +146,8 @@ def test_output_follows_the_targets_distribution_whatever_is_dropped() -> None:
     assert play(AdaptiveRounds(TOY)) > LIMIT
 
 
-def test_a_drawn_token_dropped_for_what_it_is_shows() -> None:
-    assert play(Planted(TOY)) < LIMIT
+@pytest.mark.parametrize("planted", [DropsForItself, PricesForItself])
+def test_a_drawn_token_dropped_for_what_it_is_shows(planted: type[AdaptivePolicy]) -> None:
+    rounds = AdaptiveRounds(TOY)
+    rounds.policy = planted
+    assert play(rounds) < LIMIT
