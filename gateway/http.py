@@ -281,7 +281,7 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
             # Its body can't be read to the end, so this is its response.
-            cycle.disconnected = cycle.response_complete = True
+            cycle.disconnected, cycle.response_complete, cycle.waiting_for_100_continue = True, True, False
             cycle.message_event.set()
         if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
             self._refusal = status, message
@@ -295,6 +295,9 @@ class HttpConnection(HttpToolsProtocol):
             if self.transport.can_write_eof():
                 # Closing resets the connection if more arrives: the client may lose the refusal (RFC 9112, 9.6).
                 self._refusal = status, message
+                # A long body pauses it.
+                self.flow.resume_reading()
+                self._connections.wait(self)
                 self.transport.write_eof()
                 self._timer = self.loop.call_later(LINGER_S, self.transport.close)
                 return

@@ -179,7 +179,7 @@ class VerifyJob(Job):
     def follow(self, start: Start, suggested: Suggest) -> Start | None:
         """Returns the next round, which the server runs without being asked.
 
-        None under a grammar, and if the text is over.
+        None under a grammar, if the text is over, and without room for it.
         """
         if self.sequence.guide is not None:
             return None
@@ -195,7 +195,9 @@ class VerifyJob(Job):
             are_suggested = bool(drafts)
             if spec.are_suggested:
                 # They were not thought of when the client counted how many rounds have room.
-                num_more_rounds = max(0, num_more_rounds - num_accepted)
+                num_more_rounds -= num_accepted
+                if num_more_rounds < 0:
+                    return None
         following = replace(spec, drafts=drafts, are_suggested=are_suggested, num_more_rounds=num_more_rounds)
         return start_of(start, position, [newest], following)
 

@@ -164,7 +164,8 @@ class Drafting:
         if self.times is not None and self.times != forwards.times:
             before_s = replace(forwards, times=self.times).seconds(num_active, *self.counts)
             factor = self.factor * before_s / forwards.seconds(num_active, *self.counts)
-            self.factor = factor if num_rounds - self.newest <= PLAIN_ROUNDS * num_active else 1.0
+            # The newest of a source may be one that is not learned from.
+            self.factor = factor if num_rounds - self.newest <= (PLAIN_ROUNDS + 2) * num_active else 1.0
         self.times = forwards.times
 
     def learn(self, computed_s: float, told_s: float, counts: tuple[int, int], num_rounds: int) -> None:
@@ -256,9 +257,12 @@ class CostModel:
     def level(self) -> Level:
         size = self.active.size.bit_length()
         level = self._levels.get(size)
-        if level is None:
-            nearest = min(self._levels, key=lambda other: abs(other - size), default=None)
-            level = self._levels[size] = Level() if nearest is None else self._levels[nearest].guess()
+        if level is None or not level.extras:
+            known = [other for other, each in self._levels.items() if each.extras]
+            nearest = min(known, key=lambda other: abs(other - size), default=None)
+            if nearest is not None:
+                level = self._levels[nearest].guess()
+            self._levels[size] = level = level or Level()
         return level
 
     @property

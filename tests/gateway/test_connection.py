@@ -47,6 +47,13 @@ async def test_a_body_without_a_readable_length_is_refused(gateway_service: Runn
     assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 400)
 
 
+async def test_a_client_that_waits_for_100_continue_is_refused_once(gateway_service: RunningGateway) -> None:
+    bad = POST + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+    answer = await answer_to(gateway_service, bad)
+    assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 400)
+    assert "after write_eof" not in gateway_service.log
+
+
 async def test_a_request_behind_a_request_is_served(gateway_service: RunningGateway) -> None:
     answer = await answer_to(gateway_service, GET + b"\r\n" + GET + b"connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 2
@@ -110,14 +117,21 @@ async def test_a_refusal_follows_the_answers_before_it(gateway_service: RunningG
     assert is_refused(answer[answer.rindex(b"HTTP/1.1 ") :], 400)
 
 
-async def test_what_arrives_after_a_refusal_does_not_reset_the_connection(gateway_service: RunningGateway) -> None:
+LONG = POST + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % 100_000 + b"x" * 100_000 + b"\r\nzz\r\n"
+
+
+@pytest.mark.parametrize("bad", [b"hello\r\n\r\n", LONG], ids=["no http", "long"])
+async def test_what_arrives_after_a_refusal_does_not_reset_the_connection(
+    gateway_service: RunningGateway, bad: bytes
+) -> None:
     host, _, port = gateway_service.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"hello\r\n\r\n")
+    writer.write(bad)
     async with asyncio.timeout(30):
         head = await reader.readuntil(b"\r\n\r\n")
         for _ in range(3):
-            writer.write(b"more")
+            writer.write(b"more" * 500_000)
+            await writer.drain()
             await asyncio.sleep(0.05)
         assert is_refused(head + await reader.read(), 400)
     writer.close()

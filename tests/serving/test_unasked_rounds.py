@@ -155,6 +155,17 @@ def test_it_goes_on_behind_suggested_drafts_that_are_all_right(target: RawSessio
     assert context[len(PROMPT) :] == expected[:21]
 
 
+@pytest.mark.parametrize(("num_more", "num_answers"), [(4, 2), (5, 2), (6, 2), (7, 3)])
+def test_it_does_not_go_on_where_accepted_suggestions_took_the_room(
+    target: RawSession, num_more: int, num_answers: int
+) -> None:
+    """The client counted a token for each round."""
+    expected = Asked(target, 0.0).extend(10)[len(PROMPT) :]
+    suggest = suggesting(len(PROMPT), expected[:6])
+    ids = target.send(opened(target, 0.0), going_on(0, PROMPT, num_more), suggest)
+    assert len(run_of(target, ids[0])) == num_answers
+
+
 def test_it_goes_on_behind_drafts_of_its_command(target: RawSession) -> None:
     expected = Asked(target, 0.0).extend(NUM_MORE + 4)[len(PROMPT) :]
     for drafts in (expected[:3], [*expected[:3], (expected[3] + 1) % 500]):

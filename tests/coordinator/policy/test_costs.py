@@ -97,3 +97,18 @@ def test_times_that_were_told_too_long_and_are_corrected_leave_a_round_that_take
     assert costs.rounds.free_s > 0
     assert costs.rounds.plain_s > 0
     assert costs.rounds.num_late >= 1
+
+
+def test_a_level_that_was_only_passed_is_guessed_by_what_is_learned_later() -> None:
+    costs, generations = CostModel(ActiveGenerations(), lambda: told(FORWARD_S, 0.001)), [object() for _ in range(8)]
+    for generation in generations:
+        _ = costs.rounds
+        costs.active.join(generation)
+        costs.active.has_read(generation)
+    finished = Round(Proposal(), VerifyResult([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 0.1)
+    for _ in range(9):
+        costs.learn(finished, 0.1, None, 0, is_like_others=True, num_unfed=1)
+    learned_s = costs.rounds.plain_s
+    for generation in generations[:5]:
+        costs.active.leave(generation)
+    assert costs.rounds.plain_s == pytest.approx(learned_s - 5 * 0.001)
