@@ -58,23 +58,23 @@ class Savings:
     """What may be lost by trying a source that is not predicted to gain, in choices."""
 
     choices: float = FIRST_SAVINGS
-    _risk: float = 0.0
+    _most: float = 0.0
 
     def save(self, num_choices: int) -> None:
         """Notes choices made without the source."""
         self.choices += TRIAL_SHARE * num_choices
 
-    def affords(self, risk: float) -> bool:
-        """Returns whether a trial may begin. `risk`: what it loses if nothing is accepted."""
-        self._risk = risk
+    def affords(self, loss: float, most: float) -> bool:
+        """Returns whether a trial may begin that is likely to lose `loss`, and `most` if nothing is accepted."""
+        self._most = most
         # Not so much that trial follows trial.
-        self.choices = min(self.choices, max(FIRST_SAVINGS, 2 * risk))
-        return self.choices >= risk
+        self.choices = min(self.choices, max(FIRST_SAVINGS, 2 * most))
+        return self.choices >= loss
 
     def spend(self, loss: float) -> None:
         """Notes what a round of a trial has lost."""
         # A pause is not its fault.
-        self.choices -= min(max(0.0, loss), self._risk)
+        self.choices -= min(max(0.0, loss), self._most)
 
 
 @dataclass(slots=True)

@@ -131,7 +131,7 @@ class Source:
         return self.key == trial.source and (num_missed <= MAX_TAIL or self.reading_s(context) <= trial.reading_s)
 
     def trial(self, context: Context, best: Plan, tokens_each: float, speed: float, message_s: float) -> Trial | None:
-        """Returns a trial of all generations in place of `best` if enough was saved for it, should nothing be accepted."""
+        """Returns a trial of all generations in place of `best` if enough was saved for what it is likely to lose."""
         self._num_waited += 1
         if self._num_waited % ASKING_ROUNDS != 1:
             return None
@@ -141,9 +141,12 @@ class Source:
         reading_s, verify_s = self.reading_s(context), self._costs.rounds.verify_s
         round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
         round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
-        loss = DRAFTING_ROUNDS * (best.gain + speed * round_s) + speed * reading_s
-        is_paid = self._savings.affords(max(0.0, self._costs.active.size * loss))
-        return Trial(self.key, best.gain, reading_s) if is_paid else None
+        likely = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True)
+        size, reading = self._costs.active.size, speed * reading_s
+        loss = size * (DRAFTING_ROUNDS * max(0.0, best.gain - likely.gain) + reading)
+        # Should nothing be accepted.
+        most = size * (DRAFTING_ROUNDS * (best.gain + speed * round_s) + reading)
+        return Trial(self.key, best.gain, reading_s) if self._savings.affords(loss, max(loss, most)) else None
 
     def count(self, finished: Round, plan: Plan, speed: float, seconds: float) -> None:
         """Saves for trials in rounds without it, and spends what a round of a trial lost. `seconds`: that it took."""

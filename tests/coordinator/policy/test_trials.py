@@ -31,10 +31,20 @@ async def test_trials_of_one_alone_lose_no_more_than_was_saved() -> None:
     assert 0 < lost < TRIAL_SHARE * num_tokens + FIRST_SAVINGS
 
 
+def test_a_trial_begins_once_its_likely_loss_is_saved_and_pays_what_it_lost() -> None:
+    savings = Savings(choices=4.0)
+    assert savings.affords(4.0, 30.0)
+    savings.spend(20.0)
+    # What it lost beyond that is saved first.
+    assert not savings.affords(4.0, 30.0)
+    savings.save(int(20 / TRIAL_SHARE))
+    assert savings.affords(4.0, 30.0)
+
+
 def test_savings_pay_for_two_trials_at_most() -> None:
     savings = Savings()
     savings.save(1_000_000)
-    assert savings.affords(20.0)
+    assert savings.affords(20.0, 20.0)
     assert savings.choices == 40.0
     # A pause is limited to what the whole trial may lose.
     savings.spend(1e9)
@@ -43,8 +53,8 @@ def test_savings_pay_for_two_trials_at_most() -> None:
     savings.spend(-5.0)
     assert savings.choices == 20.0
     # One that has to read a long prompt does not keep others from shorter ones.
-    assert not savings.affords(1000.0)
-    assert savings.affords(4.0)
+    assert not savings.affords(1000.0, 1000.0)
+    assert savings.affords(4.0, 4.0)
     assert savings.choices == FIRST_SAVINGS
 
 
