@@ -24,7 +24,9 @@ Tensors = dict[str, torch.Tensor]
 class Maker:
     """A random head's tensors."""
 
-    def __init__(self, model: Target) -> None:
+    def __init__(self, model: Target, intermediate: int = INNER) -> None:
+        """intermediate: of the MLP."""
+        self.intermediate = intermediate
         self.target = dummy_config(model) if isinstance(model, str) else model
         self.width, self.vocab_size = self.target.hidden_size, self.target.vocab_size
         self.heads, self.kv_heads = self.target.num_attention_heads, self.target.num_key_value_heads
@@ -39,14 +41,14 @@ class Maker:
 
     def layer(self, row_size: int) -> Tensors:
         """row_size: the number of features that queries, keys and values are products of."""
-        width, head_dim = self.width, self.head_dim
+        width, head_dim, intermediate = self.width, self.head_dim, self.intermediate
         return {
             "self_attn.q_proj": self.matrix(self.heads * head_dim, row_size),
             "self_attn.k_proj": self.matrix(self.kv_heads * head_dim, row_size),
             "self_attn.v_proj": self.matrix(self.kv_heads * head_dim, row_size),
             "self_attn.o_proj": self.matrix(width, self.heads * head_dim),
-            "mlp.gate_proj": self.matrix(INNER, width), "mlp.up_proj": self.matrix(INNER, width),
-            "mlp.down_proj": self.matrix(width, INNER), "post_attention_layernorm": self.norm(width),
+            "mlp.gate_proj": self.matrix(intermediate, width), "mlp.up_proj": self.matrix(intermediate, width),
+            "mlp.down_proj": self.matrix(width, intermediate), "post_attention_layernorm": self.norm(width),
         }  # fmt: skip
 
     def save(
@@ -56,7 +58,7 @@ class Maker:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor for name, tensor in own.items() if tensor.numel()}, folder / "model.safetensors")
         of_layer = {
-            "model_type": "llama", "hidden_size": self.width, "intermediate_size": INNER,
+            "model_type": "llama", "hidden_size": self.width, "intermediate_size": self.intermediate,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "num_hidden_layers": 1,
             "vocab_size": self.vocab_size, "max_position_embeddings": self.target.max_position_embeddings,
             "rms_norm_eps": 1e-5,
@@ -64,12 +66,15 @@ class Maker:
         (folder / "config.json").write_text(json.dumps({"transformer_layer_config": of_layer | layer} | config))
 
 
-def write_head(folder: Path, tensors: Tensors | None = None, model: Target = "tiny", **changes: Any) -> None:
+def write_head(
+    folder: Path, tensors: Tensors | None = None, model: Target = "tiny", intermediate: int = INNER, **changes: Any
+) -> None:
     """Writes an EAGLE-3 head.
 
-    tensors: in place of the head's own, by name; an empty one is left out. model: its target. changes: to its config.
+    tensors: in place of the head's own, by name; an empty one is left out. model: its target. intermediate: of its MLP.
+    changes: to its config.
     """
-    made = Maker(model)
+    made = Maker(model, intermediate)
     width = made.width
     ids = torch.arange(made.vocab_size)
     ids = ids[ids % EVERY != 1]
