@@ -3,7 +3,8 @@
 python -m benchmarks.unasked_rounds [--prompts FILE.jsonl] [--at-once 1 8 32] [--tokens 96] [--turns 6] [--pair qwen2.5-coder]
 
 Both use the same servers and take turns at each prompt, with and without speculation; prompts are read before. One at a time, the
-speed is that after the first token. Then: what the target computes beyond stop strings, and how long commands wait beside sequences that go on.
+speed is that after the first token. Then: what the target computes beyond stop strings, and how long commands wait beside
+sequences that go on.
 """
 
 import argparse
