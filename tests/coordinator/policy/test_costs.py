@@ -100,7 +100,8 @@ def test_times_that_were_told_too_long_and_are_corrected_leave_a_round_that_take
 
 
 def test_a_level_that_was_only_passed_is_guessed_by_what_is_learned_later() -> None:
-    costs, generations = CostModel(ActiveGenerations(), lambda: told(FORWARD_S, 0.001)), [object() for _ in range(8)]
+    active, generations = ActiveGenerations(clock=lambda: -1.0), [object() for _ in range(8)]
+    costs = CostModel(active, lambda: told(FORWARD_S, 0.001))
     for generation in generations:
         _ = costs.rounds
         costs.active.join(generation)
@@ -109,6 +110,7 @@ def test_a_level_that_was_only_passed_is_guessed_by_what_is_learned_later() -> N
     for _ in range(9):
         costs.learn(finished, 0.1, None, 0, is_like_others=True, num_unfed=1)
     learned_s = costs.rounds.plain_s
+    assert learned_s > 0.09
     for generation in generations[:5]:
         costs.active.leave(generation)
     assert costs.rounds.plain_s == pytest.approx(learned_s - 5 * 0.001)
