@@ -98,6 +98,14 @@ class Context:
         return self.finish_reason is not None
 
     @property
+    def continued(self) -> Sequence[int]:
+        """Returns the tokens that the request with the results of this one's calls continues; none without calls.
+
+        The output's format forced the last ones, so that no round has fed them.
+        """
+        return self.tokens if self.finish_reason is FinishReason.TOOL_CALLS else ()
+
+    @property
     def matched_stop(self) -> str:
         """Returns the stop string that has ended the text, or ""."""
         return self._text.matched_stop

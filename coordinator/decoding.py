@@ -48,4 +48,4 @@ async def generate(
             policy.truncate(len(context) - 1)
             policy.release()
         finally:
-            target.release()
+            target.release(context.continued)

@@ -168,9 +168,12 @@ class RemoteSequence:
             self._link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
         return forked
 
-    def release(self) -> None:
-        """Frees the server's blocks and cancels commands."""
-        self._leave()
+    def release(self, continued: Sequence[int] = ()) -> None:
+        """Frees the server's blocks and cancels commands.
+
+        continued: a text that requests to come are likely to continue; the server first reads what it lacks of it.
+        """
+        self._leave(continued)
         self._epoch, self._length, self._is_longer = 0, 0, False
 
     @property
@@ -249,12 +252,13 @@ class RemoteSequence:
             self.release()
             raise
 
-    def _leave(self) -> None:
+    def _leave(self, continued: Sequence[int] = ()) -> None:
         self._leave_coming()
         if self._is_held:
             # Undecided drafts must not be left to other requests.
             self._send_truncate()
-            self._link.send(self._sequence_id, lambda command: command.release.SetInParent())
+            fill_release = partial(_fill_release, position=self._length, tail=continued[self._length :])
+            self._link.send(self._sequence_id, fill_release)
 
     def _ensure_open(self) -> None:
         if self._is_open:
@@ -286,6 +290,13 @@ def _fill_job(command: Command, name: str, position: int, tail: list[int], fill:
     message.position = position
     message.tail_tokens.extend(tail)
     fill(message)
+
+
+def _fill_release(command: Command, position: int, tail: Sequence[int]) -> None:
+    command.release.SetInParent()
+    if tail:
+        command.release.position = position
+        command.release.tail_tokens.extend(tail)
 
 
 def _fill_truncate(command: Command, length: int) -> None:

@@ -121,8 +121,9 @@ class RemoteTarget:
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
 
-    def release(self) -> None:
-        self._sequence.release()
+    def release(self, continued: Sequence[int] = ()) -> None:
+        """As `RemoteSequence.release`."""
+        self._sequence.release(continued)
         self._placement.release()
 
 

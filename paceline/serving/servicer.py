@@ -291,7 +291,10 @@ class ModelServicer:
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)
                 case "release":
-                    return Release(*ids)
+                    tail = message.release.tail_tokens
+                    self._check_tail(len(tail))
+                    check_ids("tail_tokens", tail, self._engine.model.vocab_size)
+                    return Release(*ids, message.release.position, list(tail))
                 case None:
                     raise InvalidArgument.of_value("command", None, "set")
                 case name:

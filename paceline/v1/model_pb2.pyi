@@ -229,8 +229,12 @@ class Truncate(_message.Message):
     def __init__(self, length: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("position", "tail_tokens")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tail_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
     __slots__ = ("session_id", "instance_id")

@@ -209,7 +209,7 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
             self.is_asked.set()
             await asyncio.Event().wait()
 
-        def release(self) -> None:
+        def release(self, continued: Any) -> None:
             pass
 
     fake = FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3))

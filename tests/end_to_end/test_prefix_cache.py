@@ -1,6 +1,7 @@
 """What was computed for a prompt's beginning is found again, on both servers, and changes no output."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from tests.end_to_end.test_load import token_prompts
 from tests.hosted import Host
 from tests.services import Trio
 
-BLOCK_SIZE = 16
+# Of the tiny models, and of others.
+BLOCK_SIZE, DEFAULT_BLOCK_SIZE = 16, 64
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3)
 
@@ -68,6 +70,26 @@ async def test_prompts_that_begin_alike_do_not_disturb_one_another(tiny_trio: Tr
     assert [each.token_ids for each in at_once] == [each.token_ids for each in reference]
     assert [each.token_ids for each in later] == [each.token_ids for each in reference]
     assert all(each.finish.cached_prompt_tokens >= len(beginning) // BLOCK_SIZE * BLOCK_SIZE for each in later)
+
+
+async def test_all_of_an_answer_that_ends_in_a_call_is_found(embedded_pair: Trio) -> None:
+    """Also what the call's form forced at its end, which no round has fed."""
+    function = {"name": "list_files", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    tools = [{"type": "function", "function": function}]
+    asked: Any = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    async with AsyncClient(embedded_pair.address) as client:
+        # A prompt that ends a little before its last block does.
+        for num in range(DEFAULT_BLOCK_SIZE):
+            messages = [{"role": "user", "content": "Which files are there?" + " no" * num}]
+            prompt = await client.tokenize(messages, tools=tools)
+            if len(prompt) % DEFAULT_BLOCK_SIZE == DEFAULT_BLOCK_SIZE - 4:
+                break
+        call = await client.complete(messages, SamplingParams(max_tokens=60), **asked)
+        assert call.finish is not None
+        assert call.finish.reason == "tool_calls"
+        continued = await client.complete([*prompt, *call.token_ids, 7, 8, 9], PARAMS)
+    assert continued.finish is not None
+    assert continued.finish.cached_prompt_tokens == len(prompt) + 4
 
 
 async def test_scored_prompts_are_fed_whole(tiny_trio: Trio) -> None:

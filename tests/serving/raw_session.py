@@ -144,6 +144,16 @@ def release(command: Any) -> None:
     command.release.SetInParent()
 
 
+def release_after(position: int, tail: list[int]) -> Any:
+    """Reads the tail first."""
+
+    def fill(command: Any) -> None:
+        command.release.position = position
+        command.release.tail_tokens.extend(tail)
+
+    return fill
+
+
 def substance_of(answer: Any) -> Any:
     """A verify_result or proposal without what the server's state and speed say in it."""
     kind = answer.WhichOneof("answer")

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from tests.hosted import HostedService
-from tests.serving.raw_session import RawSession, propose, release, substance_of, truncate, verify
+from tests.serving.raw_session import RawSession, propose, release, release_after, substance_of, truncate, verify
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +150,20 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self.session.send(sequence, release)
         del self.held[sequence]
+
+    @precondition(lambda self: self.held)
+    @rule(num_tail=COUNTS, gap=st.sampled_from([0, 0, 0, 1]), num_more=COUNTS)
+    def release_after_reading(self, num_tail: int, gap: int, num_more: int) -> None:
+        """And what continues the text, at once."""
+        sequence = self.some_sequence()
+        held, tail = self.held.pop(sequence), self.tokens(num_tail)
+        if len(held) + max(num_tail, num_more) * 2 > LONGEST:
+            self.session.send(sequence, release)
+            return
+        self.session.send(sequence, release_after(len(held) + gap, tail))
+        following = self.session.open()
+        self.held[following] = []
+        self.feed_and_compare(following, [*held, *tail, *self.tokens(num_more)], [])
 
     @invariant()
     def expect_blocks_as_held(self) -> None:

@@ -85,7 +85,10 @@ class Truncate(Command):
 
 @dataclass(frozen=True, slots=True)
 class Release(Command):
-    pass
+    """Forgets the sequence, after reading `tail` at `position` for requests that continue it."""
+
+    position: int = 0
+    tail: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

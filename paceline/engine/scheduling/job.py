@@ -43,7 +43,7 @@ class NextDrafts:
 
 
 class Job(ABC):
-    """Base of ProposeJob and VerifyJob, which the model servers run."""
+    """Base of ProposeJob and VerifyJob, which the model servers run, and of ReadJob."""
 
     def __init__(self, sequence: Sequence, tokens: list[int]) -> None:
         self.sequence = sequence
@@ -176,3 +176,24 @@ class Job(ABC):
     def drafting_us(self) -> int:
         """Microseconds that a draft head took of this job's engine steps."""
         return int(self.drafting_s * 1e6)
+
+
+class ReadJob(Job):
+    """Reads tokens for requests to come. Nobody waits for it."""
+
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        return [None] * num_tokens
+
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        pass
+
+    def absorb(self, samples: list[Sample]) -> None:
+        pass
+
+    @property
+    def result(self) -> None:
+        return None
+
+    @property
+    def expects_peer_work(self) -> bool:
+        return False

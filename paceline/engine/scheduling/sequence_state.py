@@ -75,6 +75,8 @@ class SequenceState:
     return_time: ReturnTime = field(default_factory=ReturnTime)
     # When it last got its blocks or ended a job, however that ended.
     idle_since_s: float = field(default_factory=time.perf_counter)
+    # Whether it is released once its job, a ReadJob, is done.
+    is_leaving: bool = False
     # Only for sequences that belong to a trace.
     usage: Usage | None = None
 

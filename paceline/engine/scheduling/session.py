@@ -4,7 +4,8 @@
 
 Commands of a sequence run in order. Release, Truncate to the running job's start or below, and the end of the stream run
 at once and drop the queued commands and the job. A Suggest waits for none. After a failure a sequence refuses commands until a Truncate or Release. A
-Fork runs in its parent's order, and the forked sequence's commands wait for it. Runs on the worker's thread.
+Fork runs in its parent's order, and the forked sequence's commands wait for it. A released sequence may read the rest of its text
+first: no command reaches it any more, and a sequence that continues the text waits for it. Runs on the worker's thread.
 """
 
 import time
@@ -26,7 +27,7 @@ from paceline.engine.scheduling.commands import (
     Suggest,
     Truncate,
 )
-from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.job import Job, ReadJob
 from paceline.engine.scheduling.preemption import Refusal
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
@@ -77,7 +78,7 @@ class Session:
     def execute(self, command: Command) -> None:
         if self.is_closed:
             return
-        state = self._states.get(command.sequence_id)
+        state = self._find(command.sequence_id)
         if isinstance(command, Open):
             self._attempt(command, state)
         elif state is None and isinstance(command, Refuse):
@@ -85,7 +86,8 @@ class Session:
         elif state is None:
             self._fail(command, NotFound(f"sequence {command.sequence_id} is not open"), None)
         elif isinstance(command, Release):
-            self._release(state, command.sequence_id)
+            if not self._reads_before(command, state):
+                self._release(state, command.sequence_id)
         elif isinstance(command, Suggest):
             self._suggest(command, state)
         elif isinstance(command, Fork):
@@ -107,6 +109,9 @@ class Session:
             state.usage.count(job)
         state.runs_alone = False
         self._end_job(state)
+        if state.is_leaving:
+            self._end_leaving(state, start.sequence_id)
+            return False
         has_more = self._follow(state, job, start)
         self.answers.append(Answer(start.command_id, result, has_more=has_more))
         if not has_more:
@@ -158,8 +163,11 @@ class Session:
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.usage is not None:
             state.usage.failure = error
-        command_id = state.start.command_id
+        command_id, sequence_id = state.start.command_id, state.start.sequence_id
         self._end_job(state)
+        if state.is_leaving:
+            self._end_leaving(state, sequence_id)
+            return
         self._fail_id(command_id, error, state)
         self._advance(state)
 
@@ -183,9 +191,14 @@ class Session:
         self.is_closed = True
 
     def _require(self, sequence_id: int) -> SequenceState:
-        if sequence_id not in self._states:
+        state = self._find(sequence_id)
+        if state is None:
             raise NotFound(f"sequence {sequence_id} is not open")
-        return self._states[sequence_id]
+        return state
+
+    def _find(self, sequence_id: int) -> SequenceState | None:
+        state = self._states.get(sequence_id)
+        return None if state is None or state.is_leaving else state
 
     def _advance(self, state: SequenceState) -> None:
         # A list, for a chain of forks may be longer than a stack.
@@ -193,6 +206,8 @@ class Session:
         while ready:
             state = ready.pop()
             while state.waiting and state.job is None and state.fork is None and state.is_ready:
+                if self._awaits_reading(state):
+                    break
                 command = state.waiting.popleft()
                 if isinstance(command, Fork):
                     ready += self._fork(command, state)
@@ -201,7 +216,7 @@ class Session:
 
     def _queue_fork(self, command: Fork, state: SequenceState) -> None:
         """Queues a Fork with its parent, or a Refuse with the sequence itself."""
-        parent = self._states.get(command.parent_id)
+        parent = self._find(command.parent_id)
         is_new = not (state.sequence.blocks or state.waiting or state.job or state.fork)
         if parent is None or parent is state:
             error = InvalidArgument.of_value("parent_sequence_id", command.parent_id, "another open sequence")
@@ -329,6 +344,36 @@ class Session:
             state.fork = None
             self._fail(command, Cancelled(why), state)
             self._advance(state)
+
+    def _reads_before(self, command: Release, state: SequenceState) -> bool:
+        """Starts to read a Release's tail, and returns whether there is reason and room to."""
+        end, block_size = command.position + len(command.tail), self._pool.block_size
+        fills_block = end // block_size > command.position // block_size
+        is_idle = state.job is None and state.fork is None and not state.waiting and state.failure is None
+        if not (fills_block and is_idle and self._pool.caches_prefixes):
+            return False
+        reading = Start(command.command_id, command.sequence_id, command.position, command.tail, 0, 0, ReadJob)
+        with suppress(PacelineError):
+            self._start(reading, state, is_optional=True)
+            state.is_leaving = True
+        return state.is_leaving
+
+    def _awaits_reading(self, state: SequenceState) -> bool:
+        """Returns whether the sequence's next command begins with a text that a released one still reads."""
+        command, salt = state.waiting[0], state.sequence.options.cache_salt
+        if not isinstance(command, Start) or command.position > 0:
+            return False
+        texts = (
+            [*each.sequence.tokens, *each.job.pending]
+            for each in self._states.values()
+            if each.is_leaving and each.job is not None and each.sequence.options.cache_salt == salt
+        )
+        return any(command.tail[: len(text)] == text for text in texts)
+
+    def _end_leaving(self, state: SequenceState, sequence_id: int) -> None:
+        self._release(state, sequence_id)
+        for each in self.states:
+            self._advance(each)
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:

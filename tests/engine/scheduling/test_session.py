@@ -18,7 +18,7 @@ from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.preemption import reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
-from paceline.errors import Cancelled, InternalError, OutOfRange, ResourceExhausted
+from paceline.errors import Cancelled, InternalError, NotFound, OutOfRange, ResourceExhausted
 from paceline.grammar import Grammar
 from paceline.sampling_params import SamplingParams
 
@@ -229,6 +229,69 @@ def test_usage_tells_what_was_read_from_what_was_held() -> None:
         stream.feed()
         stream.send(Release(2 * sequence_id + 1, sequence_id))
     assert [(usage.read_tokens, usage.cached_tokens) for usage in usages] == [(40, 0), (8, 32)]
+
+
+def released(command_id: int, sequence_id: int, tail: list[int], position: int) -> Release:
+    return Release(command_id, sequence_id, position, tail)
+
+
+@pytest.mark.parametrize("ends", ["read", "failed", "closed"])
+def test_a_released_sequence_reads_its_tail_for_what_continues_it(ends: str) -> None:
+    stream, text = Stream(), list(range(3 * BLOCK_SIZE))
+    stream.send(opening(1), start(1, 1, text[:20]))
+    stream.feed()
+    stream.send(released(2, 1, text[20:], 20), opening(2), start(3, 2, [*text, 7]), opening(3), start(4, 3, [9, 9]))
+    # Nothing reaches it any more, and what continues it waits, but nobody else does.
+    stream.send(Truncate(5, 1, 0), Fork(6, 3, 1, 4))
+    assert isinstance(stream.results[5], NotFound)
+    with pytest.raises(NotFound):
+        stream.session.release_now(1)
+    one, two, three = stream.session.states
+    assert (one.job is not None, two.job is None, three.job is not None) == (True, True, True)
+    if ends == "closed":
+        stream.session.close()
+        assert stream.pool.num_free == NUM_BLOCKS
+        return
+    assert one.job is not None
+    if ends == "read":
+        one.job.take(len(one.job.pending), [], [])
+        stream.session.finish_job(one)
+    else:
+        stream.session.fail_job(one, InternalError("a fault"))
+    assert two.job is not None
+    assert two.job.num_cached_tokens == (3 * BLOCK_SIZE if ends == "read" else 2 * BLOCK_SIZE)
+    stream.feed()
+    assert stream.results[3] == [*text, 7]
+    assert 2 not in stream.results
+    assert stream.session.num_sequences == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(released(2, 1, [7] * 3, 20), id="fills no block"),
+        pytest.param(released(2, 1, [7] * 20, 21), id="another length"),
+        pytest.param(released(2, 1, [7] * 600, 20), id="longer than the model takes"),
+        pytest.param(released(2, 1, [7] * 100, 20), id="others have the blocks"),
+    ],
+)
+def test_a_tail_that_can_t_be_read_keeps_no_sequence(command: Release) -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(20))), opening(2), start(9, 2, [5] * 60))
+    stream.feed()
+    stream.send(command)
+    assert stream.session.num_sequences == 1
+    assert stream.session.states[0].sequence.tokens == [5] * 60
+    assert 2 not in stream.results
+
+
+def test_what_continues_a_text_under_another_salt_does_not_wait_for_it() -> None:
+    stream, text = Stream(), list(range(40))
+    stream.send(opening(1), start(1, 1, text[:20]))
+    stream.feed()
+    other = Open(2000, 2, replace(OPTIONS, cache_salt="other"))
+    stream.send(released(2, 1, text[20:], 20), other, start(3, 2, text))
+    assert stream.session.states[1].job is not None
 
 
 @pytest.mark.parametrize("ends", ["compiled", "released"])
