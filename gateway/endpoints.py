@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.answer_memory import MAX_BYTES, AnswerMemory
+from gateway.bodies import Bodies
 from gateway.config import GatewaySettings
 from gateway.dialects.dialect import Dialect, EventStream
 from gateway.errors import Errors, FieldNames, JsonResponse, bad_request, no_such_model, renamed, unavailable
@@ -30,7 +31,6 @@ from gateway.fields import (
     text,
     whole_numbers,
 )
-from gateway.http import Bodies
 from gateway.middleware import key_of, owner_of, take_request_id_from_body
 from gateway.requests import HttpRequest, Serving, are_token_ids, parse_messages
 from gateway.resumed_generation import Generation, until_disconnect

@@ -14,8 +14,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from gateway.bodies import LARGE_BYTES, MAX_BODIES_AT_ONCE, MAX_VALUES, Bodies
 from gateway.errors import HttpError
-from gateway.http import LARGE_BYTES, MAX_BODIES_AT_ONCE, MAX_VALUES, Bodies
 from tests.gateway.conftest import RunningGateway
 from tests.gateway.test_connection import POST, answer_to, is_refused
 
