@@ -35,18 +35,18 @@ READING_TOKENS = 3
 
 async def answer(
     client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams, salt: str
-) -> tuple[float, float]:
-    """Answers all at once. Returns the seconds in all, and the first answer's seconds after its first token.
+) -> tuple[float, list[float]]:
+    """Answers all at once. Returns the seconds in all, and each answer's seconds after its first token.
 
     With a new salt, no prompt or answer is known.
     """
     started_s = time.perf_counter()
-    [first, *_] = await asyncio.gather(
+    answers = await asyncio.gather(
         *(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts)
     )
-    assert first.finish is not None
-    timing = first.finish.timing
-    return time.perf_counter() - started_s, (timing.total_ms - timing.ttft_ms) / 1e3
+    whole_s = time.perf_counter() - started_s
+    timings = [each.finish.timing for each in answers if each.finish is not None]
+    return whole_s, [(timing.total_ms - timing.ttft_ms) / 1e3 for timing in timings]
 
 
 async def compare(
@@ -69,7 +69,8 @@ async def compare(
                 # A draft head shares no prefix with requests that do not use it.
                 for reading in (READING, modes[name]):
                     await answer(client, group, replace(sampling, max_tokens=READING_TOKENS), reading, name)
-            taken[name].append(await answer(client, group, sampling, modes[name], name))
+            whole_s, each_s = await answer(client, group, sampling, modes[name], name)
+            taken[name].append((whole_s, each_s[0]))
     tokens = sampling.max_tokens * sum(map(len, groups))
     report({name: [whole for whole, _ in each] for name, each in taken.items()}, tokens, kinds)
     if not reads and max(map(len, groups)) == 1:

@@ -1,11 +1,12 @@
 """Whether the default is ever slower than plain decoding: by kind of prompt, requests at once, temperature and kind of start.
 
 python -m benchmarks.never_below --out FILE.jsonl [--png FILE] [--pair qwen2.5-coder] [--prompts FILE.jsonl] [--tokens 64]
-    [--groups 2] [--at-once 1 8 32 64] [--temperatures 0 0.7] [--starts quiet noisy]
+    [--kinds code maths] [--groups 2] [--at-once 1 8 32 64] [--temperatures 0 0.7] [--starts quiet noisy]
 
 Each group of requests is of one kind. It goes through plain decoding twice, which shows the noise, two fixed modes and the default,
 in a new order each time; prompts are read before. In a noisy start other programs use all cores until the servers have answered
-for the first time. One at a time, the time after the first token counts. FILE.jsonl gets a line for each group, and what it
+for the first time. One at a time, the time after the first token counts; of several, the time until the last one ends, and beside
+it the mean of their own times, in which those that end earlier count as well. FILE.jsonl gets a line for each group, and what it
 has is not measured again: the command goes on where it was stopped.
 """
 
@@ -22,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair
@@ -80,15 +81,18 @@ class Table:
         return cells
 
 
-async def measure(client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, salt: str) -> dict[str, float]:
-    """Returns the seconds of all, by mode."""
-    found = {}
+async def measure(
+    client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, salt: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the seconds of all, and the mean of each one's, by mode."""
+    found, means = {}, {}
     for name in random.sample(list(MODES), len(MODES)):
         own = f"{salt}, {name}"
         await answer(client, prompts, replace(sampling, max_tokens=READING_TOKENS), READING, own)
-        whole_s, decoding_s = await answer(client, prompts, sampling, MODES[name], own)
-        found[name] = decoding_s if len(prompts) == 1 else whole_s
-    return found
+        whole_s, each_s = await answer(client, prompts, sampling, MODES[name], own)
+        found[name] = each_s[0] if len(prompts) == 1 else whole_s
+        means[name] = mean(each_s)
+    return found, means
 
 
 def report(table: Table) -> None:
@@ -98,13 +102,17 @@ def report(table: Table) -> None:
         print(
             f"\n{pair}, {start} start, {at_once} at once, temperature {temperature}, {len(lines)} groups, over plain:"
         )
+        by_means = {
+            name: sum(line["means"]["plain"] for line in lines) / sum(line["means"][name] for line in lines)
+            for name in MODES
+        }
         for name in list(MODES)[1:]:
             taken = [line["seconds"][name] for line in lines]
             ratios = [before / after for before, after in zip(plain, taken, strict=True)]
             (lowest, kind), *_ = by_kind(kinds, plain, taken)
             print(
                 f"  {name:17} {sum(plain) / sum(taken):.2f} x, median of groups {median(ratios):.2f}, "
-                f"lowest kind {lowest:.2f} ({kind}), worst group {min(ratios):.2f}"
+                f"lowest kind {lowest:.2f} ({kind}), worst group {min(ratios):.2f}, by mean times {by_means[name]:.2f}"
             )
 
 
@@ -136,6 +144,7 @@ async def main() -> None:
     parser.add_argument("--pair", choices=["embedded", *sorted(PAIRS)], default="embedded")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--kinds", nargs="+", help="of prompts; all by default")
     parser.add_argument("--groups", type=int, default=2, help="of each kind")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
@@ -144,6 +153,9 @@ async def main() -> None:
     table, by_category = Table(arguments.out), defaultdict(list)
     for record in read_prompts("--prompts", arguments.prompts):
         by_category[record.category].append(record.text)
+    kinds = arguments.kinds or list(by_category)
+    if unknown := [kind for kind in kinds if kind not in by_category]:
+        parser.error(f"--kinds has {unknown[0]!r}; the prompts have {', '.join(by_category)}")
     target, draft = PAIRS.get(arguments.pair, (MODEL, DRAFT))
     for start in arguments.starts:
         async with contextlib.AsyncExitStack() as stack:
@@ -155,7 +167,7 @@ async def main() -> None:
                 await answer(client, ["The first answer of"], SamplingParams(max_tokens=24), speculation, name)
             noise.close()
             for temperature, at_once, group, kind in itertools.product(
-                arguments.temperatures, arguments.at_once, range(arguments.groups), by_category
+                arguments.temperatures, arguments.at_once, range(arguments.groups), kinds
             ):
                 key = {
                     "pair": arguments.pair, "start": start, "temperature": temperature, "at_once": at_once, "kind": kind,
@@ -166,8 +178,8 @@ async def main() -> None:
                 texts = itertools.cycle(by_category[kind])
                 prompts = list(itertools.islice(texts, group * at_once, (group + 1) * at_once))
                 sampling = SamplingParams(arguments.tokens, temperature=temperature, seed=group, ignore_eos=True)
-                seconds = await measure(client, prompts, sampling, f"{temperature}, {at_once}, {group}")
-                table.add({**key, "seconds": seconds})
+                seconds, means = await measure(client, prompts, sampling, f"{temperature}, {at_once}, {group}")
+                table.add({**key, "seconds": seconds, "means": means})
                 print(
                     f"{start}, {temperature}, {at_once} at once, {kind}: {seconds['plain'] / seconds['default']:.2f} x",
                     flush=True,
