@@ -25,6 +25,8 @@ from paceline.recent_mean import RecentMean
 RECENT = 0.05
 # An observation is limited to this multiple of the prediction: a pause says nothing of the next round. The first few are not.
 MAX_SURPRISE, FIRST_ROUNDS = 2.0, 3
+# What is forgotten of a source's rounds in each round without its drafts.
+FORGETTING = 0.01
 # Factor on the weight of older rounds in a pace.
 PACE_MEMORY = 0.95
 # Rounds of each generation that a decision of all holds, for a model's drafts and against them. Meanwhile nothing is planned:
@@ -253,6 +255,10 @@ class CostModel:
         level.drafts, level.trial = gains or trial is not None, trial
         level.decided_until = level.num_rounds + (DRAFTING_ROUNDS if level.drafts else PLAIN_ROUNDS) * self.active.size
 
+    def end_trial(self) -> None:
+        """Lets all decide anew."""
+        self.level.decided_until = self.level.num_rounds
+
     @property
     def level(self) -> Level:
         size = self.active.size.bit_length()
@@ -273,13 +279,19 @@ class CostModel:
             self._rounds = RoundCosts(size, times, self.level.extras)
         return self._rounds
 
-    def draft_s(self, forwards: DraftForwards) -> Callable[[float, float], float]:
-        """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`."""
+    def draft_s(self, forwards: DraftForwards, forgets: bool = False) -> Callable[[float, float], float]:
+        """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`.
+
+        forgets: what delayed its rounds may be over, the longer they were the last ones ago.
+        """
         size, level = self.active.size, self.level
         drafting, extra = level.drafting[forwards.source], level.extras.get(forwards.source)
         drafting.follow(forwards, size, level.num_rounds)
         # Unless it is known, drafting waits for a message as well.
         more_s = max(0.0, self.rounds.message_s if extra is None else extra.seconds - self.rounds.looked_up_extra_s)
+        if forgets:
+            known = (1 - FORGETTING) ** ((level.num_rounds - drafting.newest) / size)
+            more_s = known * more_s + (1 - known) * self.rounds.message_s
         factor = drafting.factor
         return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + more_s
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
-from coordinator.policy.costs import DRAFTING_ROUNDS, MAX_TAIL, DraftForwards, Trial
+from coordinator.policy.costs import DRAFTING_ROUNDS, FORGETTING, MAX_TAIL, DraftForwards, Trial
 from coordinator.policy.experience import LEAST_CONFIDENCE, Experience, Savings
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
@@ -15,9 +15,6 @@ from paceline.speculation_params import Bounds
 # Prior probability that a draft is accepted if those before it are: of a model alone, and of one among several, which would
 # else never show that it is better.
 FIRST_RATE, FIRST_RIVAL_RATE = 0.75, 0.9
-# Fraction of its own statistics that a generation forgets in a round without a source's drafts, for its text goes on: what all
-# generations learned takes their place.
-OWN_FORGETTING = 0.01
 # Decisions after which a trial is considered, which takes the coordinator time.
 ASKING_ROUNDS = 16
 
@@ -65,7 +62,7 @@ class Source:
 
     def continued(
         self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, unaided: float,
-        must_draft: bool, is_trial: bool = False,
+        must_draft: bool, is_trial: bool = False, forgets: bool = False,
     ) -> Plan:  # fmt: skip
         """Adds the model's drafts to a plan, as many as gain.
 
@@ -75,9 +72,11 @@ class Source:
         unaided: share of the answer in which nothing is looked up.
         must_draft: at least one, unless others are looked up.
         is_trial: by the first guess of its rates, which promises more than it was seen to keep.
+        forgets: as in `CostModel.draft_s`.
         """
         rate = self._first_rate if is_trial else self.rates.__getitem__
-        model, verify_s, draft_s = self.drafter, self._costs.rounds.verify_s, self._costs.draft_s(self.forwards)
+        model, verify_s = self.drafter, self._costs.rounds.verify_s
+        draft_s = self._costs.draft_s(self.forwards, forgets)
         num_before, num_missed = len(plan.chances), len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
         # What the model has missed is read for the rest of the answer, as far as nothing is looked up there.
@@ -141,7 +140,7 @@ class Source:
         reading_s, verify_s = self.reading_s(context), self._costs.rounds.verify_s
         round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
         round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
-        likely = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True)
+        likely = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, forgets=True)
         size, reading = self._costs.active.size, speed * reading_s
         loss = size * (DRAFTING_ROUNDS * max(0.0, best.gain - likely.gain) + reading)
         # Should nothing be accepted.
@@ -152,11 +151,14 @@ class Source:
         """Saves for trials in rounds without it, and spends what a round of a trial lost. `seconds`: that it took."""
         trial = self._costs.level.trial
         if plan.source is not self:
-            self.rates.forget(1 - OWN_FORGETTING / self._costs.active.size)
+            # Its text goes on: what all generations learned takes the place of its own statistics.
+            self.rates.forget(1 - FORGETTING / self._costs.active.size)
             self._savings.save(finished.num_chosen)
         elif plan.is_trial and trial is not None:
             gain = finished.num_chosen - 1 - speed * (seconds - self._costs.rounds.plain_s)
             self._savings.spend(trial.gain - gain)
+            if self._savings.choices < 0:
+                self._costs.end_trial()
 
     @property
     def _savings(self) -> Savings:
