@@ -9,6 +9,7 @@ Agents: recorded requests of unmodified clients are answered with calls. It exit
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import sys
@@ -38,6 +39,8 @@ CACHE = {"kv_cache_memory": "384MiB", "block_size": BLOCK_TOKENS}
 # As in the recorded requests.
 NAMED = {"served_model_name": "tiny"}
 CUT_STEP = 3
+# That a tool takes.
+TOOL_S = 0.1
 OFF = SpeculationParams(enabled=False)
 SPECULATIONS = {
     "n-grams": SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
@@ -153,6 +156,7 @@ async def converse(client: AsyncClient, tokens: int, steps: int, found: Found) -
             found.checked += 1
             found.missed = max(found.missed, num_alike - answer.finish.cached_prompt_tokens)
             found.rewritten = max(found.rewritten, len(written) - num_alike)
+        await asyncio.sleep(TOOL_S)
         written = [*prompt, *answer.token_ids] if answer.finish.reason == "tool_calls" else None
         calls = [{"id": each.id, "name": each.name, "arguments": each.arguments} for each in answer.tool_calls]
         messages = [

@@ -291,10 +291,7 @@ class ModelServicer:
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)
                 case "release":
-                    tail = message.release.tail_tokens
-                    self._check_tail(len(tail))
-                    check_ids("tail_tokens", tail, self._engine.model.vocab_size)
-                    return Release(*ids, message.release.position, list(tail))
+                    return self._parse_release(message)
                 case None:
                     raise InvalidArgument.of_value("command", None, "set")
                 case name:
@@ -305,6 +302,16 @@ class ModelServicer:
                     return kind.parse(message)
         except PacelineError as error:
             return Refuse(*ids, error)
+
+    def _parse_release(self, message: Any) -> Command:
+        ids, tail = (message.command_id, message.sequence_id), message.release.tail_tokens
+        try:
+            self._check_tail(len(tail))
+            check_ids("tail_tokens", tail, self._engine.model.vocab_size)
+        except PacelineError:
+            # The sequence is released in any case.
+            return Release(*ids)
+        return Release(*ids, message.release.position, list(tail))
 
     def _check_tail(self, num_tokens: int) -> None:
         if num_tokens > self._engine.max_model_len:

@@ -152,15 +152,15 @@ class CacheMachine(RuleBasedStateMachine):
         del self.held[sequence]
 
     @precondition(lambda self: self.held)
-    @rule(num_tail=COUNTS, gap=st.sampled_from([0, 0, 0, 1]), num_more=COUNTS)
-    def release_after_reading(self, num_tail: int, gap: int, num_more: int) -> None:
-        """And what continues the text, at once."""
+    @rule(num_tail=COUNTS, gap=st.sampled_from([0, 0, 0, 1]), unknown=st.sampled_from([0, 0, 1]), num_more=COUNTS)
+    def release_after_reading(self, num_tail: int, gap: int, unknown: int, num_more: int) -> None:
+        """And what continues the text comes at once."""
         sequence = self.some_sequence()
         held, tail = self.held.pop(sequence), self.tokens(num_tail)
         if len(held) + max(num_tail, num_more) * 2 > LONGEST:
             self.session.send(sequence, release)
             return
-        self.session.send(sequence, release_after(len(held) + gap, tail))
+        self.session.send(sequence, release_after(len(held) + gap, tail + unknown * [VOCAB_SIZE]))
         following = self.session.open()
         self.held[following] = []
         self.feed_and_compare(following, [*held, *tail, *self.tokens(num_more)], [])

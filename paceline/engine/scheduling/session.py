@@ -5,7 +5,7 @@
 Commands of a sequence run in order. Release, Truncate to the running job's start or below, and the end of the stream run
 at once and drop the queued commands and the job. A Suggest waits for none. After a failure a sequence refuses commands until a Truncate or Release. A
 Fork runs in its parent's order, and the forked sequence's commands wait for it. A released sequence may read the rest of its text
-first: no command reaches it any more, and a sequence that continues the text waits for it. Runs on the worker's thread.
+first, as long as nobody needs its blocks; no command reaches it any more. Runs on the worker's thread.
 """
 
 import time
@@ -103,15 +103,16 @@ class Session:
         """Answers the command and returns whether the sequence goes on with another round by itself."""
         assert state.job is not None
         job, start = state.job, state.start
+        if state.is_leaving:
+            self._end_job(state)
+            self._release(state, start.sequence_id)
+            return False
         job.on_finish()
         result = job.result
         if state.usage is not None:
             state.usage.count(job)
         state.runs_alone = False
         self._end_job(state)
-        if state.is_leaving:
-            self._end_leaving(state, start.sequence_id)
-            return False
         has_more = self._follow(state, job, start)
         self.answers.append(Answer(start.command_id, result, has_more=has_more))
         if not has_more:
@@ -161,14 +162,14 @@ class Session:
         assert state.job is not None
         state.runs_alone = not state.sequence.is_intact
         state.sequence.truncate(min(state.job.start, state.sequence.length))
-        if state.usage is not None:
-            state.usage.failure = error
-        command_id, sequence_id = state.start.command_id, state.start.sequence_id
+        start = state.start
         self._end_job(state)
         if state.is_leaving:
-            self._end_leaving(state, sequence_id)
+            self._release(state, start.sequence_id)
             return
-        self._fail_id(command_id, error, state)
+        if state.usage is not None:
+            state.usage.failure = error
+        self._fail_id(start.command_id, error, state)
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
@@ -206,8 +207,6 @@ class Session:
         while ready:
             state = ready.pop()
             while state.waiting and state.job is None and state.fork is None and state.is_ready:
-                if self._awaits_reading(state):
-                    break
                 command = state.waiting.popleft()
                 if isinstance(command, Fork):
                     ready += self._fork(command, state)
@@ -347,33 +346,29 @@ class Session:
 
     def _reads_before(self, command: Release, state: SequenceState) -> bool:
         """Starts to read a Release's tail, and returns whether there is reason and room to."""
-        end, block_size = command.position + len(command.tail), self._pool.block_size
-        fills_block = end // block_size > command.position // block_size
+        # What is behind the last whole block can't be found.
+        end = command.position + len(command.tail)
+        tail = command.tail[: max(0, end - end % self._pool.block_size - command.position)]
         is_idle = state.job is None and state.fork is None and not state.waiting and state.failure is None
-        if not (fills_block and is_idle and self._pool.caches_prefixes):
+        # Of a recurrent state only few places can be found.
+        is_found = self._pool.caches_prefixes and state.sequence.slot is None
+        if not (tail and is_idle and is_found):
             return False
-        reading = Start(command.command_id, command.sequence_id, command.position, command.tail, 0, 0, ReadJob)
+        reading = Start(command.command_id, command.sequence_id, command.position, tail, 0, 0, ReadJob)
         with suppress(PacelineError):
             self._start(reading, state, is_optional=True)
             state.is_leaving = True
         return state.is_leaving
 
-    def _awaits_reading(self, state: SequenceState) -> bool:
-        """Returns whether the sequence's next command begins with a text that a released one still reads."""
-        command, salt = state.waiting[0], state.sequence.options.cache_salt
-        if not isinstance(command, Start) or command.position > 0:
-            return False
-        texts = (
-            [*each.sequence.tokens, *each.job.pending]
-            for each in self._states.values()
-            if each.is_leaving and each.job is not None and each.sequence.options.cache_salt == salt
-        )
-        return any(command.tail[: len(text)] == text for text in texts)
-
-    def _end_leaving(self, state: SequenceState, sequence_id: int) -> None:
-        self._release(state, sequence_id)
-        for each in self.states:
-            self._advance(each)
+    def stop_reading(self) -> bool:
+        """Releases the sequences that only read for requests to come. Returns whether there were any."""
+        leaving = [(sequence_id, each) for sequence_id, each in self._states.items() if each.is_leaving]
+        for sequence_id, each in leaving:
+            self._end_job(each)
+            # Gives back the blocks that were reserved for tokens not fed.
+            each.sequence.truncate(each.sequence.length)
+            self._release(each, sequence_id)
+        return bool(leaving)
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:

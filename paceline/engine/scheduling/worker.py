@@ -28,6 +28,7 @@ from paceline.engine.scheduling.preemption import Refusal, reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import ROUND_TOKENS, StepRunner, run_step, share_budget
+from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, tokens and failed jobs.
@@ -257,8 +258,9 @@ class Worker:
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
         self.load.count_step(duration_s)
-        # One forward pass, with no large part of a prompt, whose tokens are not sampled at.
-        if _total_length(shares) == length + num_tokens and max(share for _, share in shares) <= ROUND_TOKENS:
+        # One forward pass, with nothing that is only read, as a large part of a prompt: its tokens are not sampled at.
+        only_reads = any(owners[job][1].is_leaving or share > ROUND_TOKENS for job, share in shares)
+        if _total_length(shares) == length + num_tokens and not only_reads:
             # A draft head's times are measured apart.
             self.times.count_step(duration_s - drafting_s, num_tokens)
         if self._on_step is not None:
@@ -267,6 +269,9 @@ class Worker:
         for job, _ in shares:
             job.count_step(duration_s)
             session, state = owners[job]
+            if state.job is not job:
+                # It only read, and has just given way to another.
+                continue
             if (error := failed.get(job)) is not None:
                 session.fail_job(state, error)
             elif job.is_done:
@@ -277,6 +282,14 @@ class Worker:
     def _reserve_blocks(self, state: SequenceState, length: int) -> None:
         if state.sequence.missing_blocks(length) == 0:
             return
+        try:
+            self._preempt(state, length)
+        except ResourceExhausted:
+            if not sum(session.stop_reading() for session in self._sessions):
+                raise
+            self._preempt(state, length)
+
+    def _preempt(self, state: SequenceState, length: int) -> None:
         everyone = (other for session in self._sessions for other in session.states)
         self.counts.preempted_sequences += reserve(self._pool, state, length, everyone)
 

@@ -235,41 +235,45 @@ def released(command_id: int, sequence_id: int, tail: list[int], position: int) 
     return Release(command_id, sequence_id, position, tail)
 
 
-@pytest.mark.parametrize("ends", ["read", "failed", "closed"])
-def test_a_released_sequence_reads_its_tail_for_what_continues_it(ends: str) -> None:
-    stream, text = Stream(), list(range(3 * BLOCK_SIZE))
+@pytest.mark.parametrize("ends", ["read", "failed", "closed", "stopped"])
+def test_a_released_sequence_reads_its_tail_for_requests_to_come(ends: str) -> None:
+    usages: list[Usage] = []
+    stream, text = Stream(on_close=lambda options, usage: usages.append(usage)), list(range(3 * BLOCK_SIZE))
     stream.send(opening(1), start(1, 1, text[:20]))
     stream.feed()
-    stream.send(released(2, 1, text[20:], 20), opening(2), start(3, 2, [*text, 7]), opening(3), start(4, 3, [9, 9]))
-    # Nothing reaches it any more, and what continues it waits, but nobody else does.
+    stream.send(released(2, 1, [*text[20:], 7], 20), opening(3), start(4, 3, [9, 9]))
+    # Nothing reaches it any more, and nobody waits for it.
     stream.send(Truncate(5, 1, 0), Fork(6, 3, 1, 4))
     assert isinstance(stream.results[5], NotFound)
     with pytest.raises(NotFound):
         stream.session.release_now(1)
-    one, two, three = stream.session.states
-    assert (one.job is not None, two.job is None, three.job is not None) == (True, True, True)
+    leaving, other = stream.session.states
+    assert leaving.job is not None
+    # What is behind the last block can't be found.
+    assert leaving.job.pending == text[20:]
+    assert other.job is not None
     if ends == "closed":
         stream.session.close()
-        assert stream.pool.num_free == NUM_BLOCKS
-        return
-    assert one.job is not None
-    if ends == "read":
-        one.job.take(len(one.job.pending), [], [])
-        stream.session.finish_job(one)
+    elif ends == "read":
+        leaving.job.take(len(leaving.job.pending), [], [])
+        stream.session.finish_job(leaving)
+    elif ends == "failed":
+        stream.session.fail_job(leaving, InternalError("a fault"))
     else:
-        stream.session.fail_job(one, InternalError("a fault"))
-    assert two.job is not None
-    assert two.job.num_cached_tokens == (3 * BLOCK_SIZE if ends == "read" else 2 * BLOCK_SIZE)
-    stream.feed()
-    assert stream.results[3] == [*text, 7]
+        assert stream.session.stop_reading()
+        assert not stream.session.stop_reading()
+    assert stream.pool.num_free == NUM_BLOCKS - (ends != "closed")
     assert 2 not in stream.results
-    assert stream.session.num_sequences == 2
+    # The request is over: what is read behind it is not its own, nor is a failure.
+    assert (usages[0].read_tokens, usages[0].failure) == (20, None)
+    assert num_indexed(stream, text) == (3 if ends == "read" else 2) * BLOCK_SIZE
 
 
 @pytest.mark.parametrize(
     "command",
     [
         pytest.param(released(2, 1, [7] * 3, 20), id="fills no block"),
+        pytest.param(released(2, 1, [7] * 6, 17), id="fills no block, of another length"),
         pytest.param(released(2, 1, [7] * 20, 21), id="another length"),
         pytest.param(released(2, 1, [7] * 600, 20), id="longer than the model takes"),
         pytest.param(released(2, 1, [7] * 100, 20), id="others have the blocks"),
@@ -283,15 +287,6 @@ def test_a_tail_that_can_t_be_read_keeps_no_sequence(command: Release) -> None:
     assert stream.session.num_sequences == 1
     assert stream.session.states[0].sequence.tokens == [5] * 60
     assert 2 not in stream.results
-
-
-def test_what_continues_a_text_under_another_salt_does_not_wait_for_it() -> None:
-    stream, text = Stream(), list(range(40))
-    stream.send(opening(1), start(1, 1, text[:20]))
-    stream.feed()
-    other = Open(2000, 2, replace(OPTIONS, cache_salt="other"))
-    stream.send(released(2, 1, text[20:], 20), other, start(3, 2, text))
-    assert stream.session.states[1].job is not None
 
 
 @pytest.mark.parametrize("ends", ["compiled", "released"])

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.engine_config import TARGET_ROLE, EngineConfig
-from paceline.engine.scheduling.commands import Answer, Command, Open, Start
+from paceline.engine.scheduling.commands import Answer, Command, Open, Release, Start
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
+from paceline.errors import PacelineError
 from paceline.sampling_params import SamplingParams
 from paceline.speculation_params import Rule
 from target_server.verify_job import VerifyJob, VerifySpec
@@ -121,3 +123,41 @@ async def test_nobody_is_waited_for_when_all_have_come(with_peer: Engine, tmp_pa
     with_peer.worker.submit(session, verify(1))
     async with asyncio.timeout(5):
         await answered.get()
+
+
+@pytest.mark.parametrize("is_another_client", [False, True])
+async def test_who_only_reads_for_requests_to_come_gives_way(is_another_client: bool) -> None:
+    """A coordinator counts a released sequence's blocks as free, and has admitted another one."""
+    answers: asyncio.Queue[Answer] = asyncio.Queue()
+
+    def deliver(delivered: list[Answer], steps: int) -> None:
+        for each in delivered:
+            answers.put_nowait(each)
+
+    def verify_zeros(sequence_id: int, num_blocks: int) -> list[Command]:
+        opening, start = verify(sequence_id)
+        assert isinstance(start, Start)
+        return [opening, replace(start, tail=[0] * 16 * num_blocks)]
+
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread)
+        engine.worker.start(device_thread)
+        sessions = [engine.worker.open_session(deliver) for _ in range(2)]
+        await engine.worker.call(lambda: engine.pool.allocate(engine.pool.num_blocks - 6))
+        engine.worker.submit(sessions[0], verify_zeros(1, 3))
+        async with asyncio.timeout(20):
+            while (await answers.get()).command_id != 3:
+                pass
+
+        def leave_and_come() -> None:
+            sessions[0].execute(Release(4, 1, 48, [1] * 20))
+            assert sessions[0].states[0].job is not None
+            for command in verify_zeros(2, 5):
+                sessions[is_another_client].execute(command)
+
+        await engine.worker.call(leave_and_come)
+        async with asyncio.timeout(20):
+            while (answer := await answers.get()).command_id != 5:
+                pass
+        engine.worker.stop()
+    assert not isinstance(answer.result, PacelineError), answer.result
