@@ -43,7 +43,7 @@ async def test_a_drafter_that_raises_at_the_end_keeps_no_target(method: str, mon
     monkeypatch.setattr(drafter, method, Mock(side_effect=RuntimeError("theirs")))
     with pytest.raises(RuntimeError, match="theirs"):
         await anext(generate(make_context([1, 2]), FixedPolicy(drafter, 2), target, GenerationStats()))
-    target.release.assert_called_once_with()
+    target.release.assert_called_once_with(())
 
 
 def test_a_prompt_is_read_once_for_the_noise_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
