@@ -147,7 +147,7 @@ class AdaptivePolicy(Policy):
         def continued(plan: Plan, source: Source) -> Plan:
             return source.continued(
                 plan, context, self._tokens_each, self._speed, message_s, self._unaided,
-                must_draft=drafts is True, is_trial=trial is not None and source.key == trial.source,
+                must_draft=drafts is True, trial=trial if trial is not None and source.key == trial.source else None,
             )  # fmt: skip
 
         alone = [self._held] if is_held else [continued(NO_PLAN, each) for each in sources]

@@ -210,7 +210,10 @@ class Level:
     def guess(self) -> "Level":
         """Returns a first guess for another level."""
         guess = Level()
-        guess.drafting.update((source, replace(each, num_rounds=1, newest=0)) for source, each in self.drafting.items())
+        guess.drafting.update(
+            (source, replace(each, num_rounds=1, newest=each.newest - self.num_rounds))
+            for source, each in self.drafting.items()
+        )
         guess.extras.update((kind, replace(each, num_rounds=1)) for kind, each in self.extras.items())
         return guess
 
@@ -291,7 +294,7 @@ class CostModel:
         more_s = max(0.0, self.rounds.message_s if extra is None else extra.seconds - self.rounds.looked_up_extra_s)
         if forgets:
             known = (1 - FORGETTING) ** ((level.num_rounds - drafting.newest) / size)
-            more_s = known * more_s + (1 - known) * self.rounds.message_s
+            more_s = known * more_s + (1 - known) * min(more_s, max(0.0, self.rounds.message_s))
         factor = drafting.factor
         return lambda num_fed, num_drafts: factor * forwards.seconds(size, num_fed, num_drafts) + more_s
 

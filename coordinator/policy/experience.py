@@ -58,7 +58,8 @@ class Savings:
     """What may be lost by trying a source that is not predicted to gain, in choices."""
 
     choices: float = FIRST_SAVINGS
-    _most: float = 0.0
+    # After the newest trial, whatever it loses.
+    _least: float = 0.0
 
     def save(self, num_choices: int) -> None:
         """Notes choices made without the source."""
@@ -66,15 +67,15 @@ class Savings:
 
     def affords(self, loss: float, most: float) -> bool:
         """Returns whether a trial may begin that is likely to lose `loss`, and `most` if nothing is accepted."""
-        self._most = most
         # Not so much that trial follows trial.
         self.choices = min(self.choices, max(FIRST_SAVINGS, 2 * most))
+        self._least = self.choices - most
         return self.choices >= loss
 
     def spend(self, loss: float) -> None:
-        """Notes what a round of a trial has lost."""
+        """Notes what a round has lost by a trial."""
         # A pause is not its fault.
-        self.choices -= min(max(0.0, loss), self._most)
+        self.choices = max(min(self.choices, self._least), self.choices - max(0.0, loss))
 
 
 @dataclass(slots=True)

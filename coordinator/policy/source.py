@@ -30,8 +30,8 @@ class Plan:
     source: "Source | None" = None
     num_asked: int = 0
     min_probability: float = 0.0
-    # Whether the source is tried, though it was not predicted to gain.
-    is_trial: bool = False
+    # If the source is tried, though it was not predicted to gain.
+    trial: Trial | None = None
 
     def __len__(self) -> int:
         return len(self.chances) + self.num_asked
@@ -62,7 +62,7 @@ class Source:
 
     def continued(
         self, plan: Plan, context: Context, tokens_each: float, speed: float, message_s: float, unaided: float,
-        must_draft: bool, is_trial: bool = False, forgets: bool = False,
+        must_draft: bool, trial: Trial | None = None, forgets: bool = False,
     ) -> Plan:  # fmt: skip
         """Adds the model's drafts to a plan, as many as gain.
 
@@ -71,10 +71,10 @@ class Source:
         message_s: that only a round with the model's drafts waits for.
         unaided: share of the answer in which nothing is looked up.
         must_draft: at least one, unless others are looked up.
-        is_trial: by the first guess of its rates, which promises more than it was seen to keep.
+        trial: plans by the first guess of its rates, which promises more than it was seen to keep.
         forgets: as in `CostModel.draft_s`.
         """
-        rate = self._first_rate if is_trial else self.rates.__getitem__
+        rate = self._first_rate if trial is not None else self.rates.__getitem__
         model, verify_s = self.drafter, self._costs.rounds.verify_s
         draft_s = self._costs.draft_s(self.forwards, forgets)
         num_before, num_missed = len(plan.chances), len(context) - model.num_cached(context)
@@ -117,7 +117,7 @@ class Source:
             # One more draft pays while (chance of those before) * (its own) is worth its time.
             least = self.confidence.inverse(min(1.0, speed * step_s / (chance * rate("next"))))
             num_asked = most
-        return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least, is_trial=is_trial)
+        return replace(plan, gain=gain, source=self, num_asked=num_asked, min_probability=least, trial=trial)
 
     def reading_s(self, context: Context) -> float:
         """Predicts what it takes to read what the model has missed."""
@@ -134,10 +134,11 @@ class Source:
         self._num_waited += 1
         if self._num_waited % ASKING_ROUNDS != 1:
             return None
-        plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, is_trial=True)
+        reading_s, verify_s = self.reading_s(context), self._costs.rounds.verify_s
+        trial = Trial(self.key, best.gain, reading_s)
+        plan = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, trial=trial)
         if not plan.num_asked:
             return None
-        reading_s, verify_s = self.reading_s(context), self._costs.rounds.verify_s
         round_s = message_s + self._costs.draft_s(self.forwards)(1, plan.num_asked)
         round_s += verify_s(plan.num_asked * tokens_each) - verify_s(0)
         likely = self.continued(NO_PLAN, context, tokens_each, speed, message_s, 1.0, must_draft=True, forgets=True)
@@ -145,19 +146,21 @@ class Source:
         loss = size * (DRAFTING_ROUNDS * max(0.0, best.gain - likely.gain) + reading)
         # Should nothing be accepted.
         most = size * (DRAFTING_ROUNDS * (best.gain + speed * round_s) + reading)
-        return Trial(self.key, best.gain, reading_s) if self._savings.affords(loss, max(loss, most)) else None
+        return trial if self._savings.affords(loss, max(loss, most)) else None
 
     def count(self, finished: Round, plan: Plan, speed: float, seconds: float) -> None:
         """Saves for trials in rounds without it, and spends what a round of a trial lost. `seconds`: that it took."""
-        trial = self._costs.level.trial
+        lost_s, trial = seconds - self._costs.rounds.plain_s, self._costs.level.trial
         if plan.source is not self:
             # Its text goes on: what all generations learned takes the place of its own statistics.
             self.rates.forget(1 - FORGETTING / self._costs.active.size)
             self._savings.save(finished.num_chosen)
-        elif plan.is_trial and trial is not None:
-            gain = finished.num_chosen - 1 - speed * (seconds - self._costs.rounds.plain_s)
-            self._savings.spend(trial.gain - gain)
-            if self._savings.choices < 0:
+            if trial is not None and trial.source == self.key and self._costs.decision():
+                # It waits for those that try the source.
+                self._savings.spend(trial.gain + speed * lost_s - (finished.num_chosen - 1))
+        elif plan.trial is not None:
+            self._savings.spend(plan.trial.gain + speed * lost_s - (finished.num_chosen - 1))
+            if self._savings.choices < 0 and plan.trial is trial:
                 self._costs.end_trial()
 
     @property

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, VerifyResult
+from coordinator.acceptance import Origin, Outcome, Proposal, VerifyResult
 from coordinator.policy.costs import Trial
 from coordinator.policy.experience import FIRST_SAVINGS, TRIAL_SHARE, Savings
+from coordinator.policy.source import NO_PLAN
 from coordinator.reports import VerifyReport
 from coordinator.stats import Round
 from paceline.speculation_params import Bounds
@@ -65,6 +66,22 @@ async def test_a_long_prompt_is_not_read_for_a_trial_that_a_short_one_began() ->
     costs.decide(gains=False, trial=Trial(policy._sources[0].key, gain=0.0, reading_s=0.05))
     assert len(await make_policy(world).propose(begin([0] * 2000))) == 0
     assert len(await make_policy(world).propose(begin([0] * 20))) > 0
+
+
+@pytest.mark.parametrize("tried", ["model", "another"])
+async def test_a_round_that_waits_for_another_generation_s_trial_pays_too(tried: str) -> None:
+    world = World()
+    policy, costs = make_policy(world), world.experience.costs
+    world.active.join(policy)
+    [source] = policy._sources
+    costs.decide(gains=False, trial=Trial(source.key if tried == "model" else tried, gain=0.0, reading_s=0.0))
+    savings = source._savings
+    assert savings.affords(0.0, 100.0)
+    outcome = Outcome([0], 0, Origin.BONUS)
+    waited = Round(Proposal([]), VerifyResult([0]), outcome, 0.0, 0.0, 1.0)
+    source.count(waited, NO_PLAN, speed=1 / world.verify_s, seconds=world.verify_s + 0.1)
+    paid = FIRST_SAVINGS + TRIAL_SHARE - savings.choices
+    assert paid == pytest.approx(0.1 / world.verify_s if tried == "model" else 0.0)
 
 
 async def test_bounds_hold_in_a_trial_of_another_source() -> None:
