@@ -186,6 +186,8 @@ class Session:
         self._release(self._require(sequence_id), sequence_id)
 
     def close(self) -> None:
+        # First: a fork that loses its parent may need their blocks.
+        self.stop_reading()
         for sequence_id, state in list(self._states.items()):
             self._release(state, sequence_id)
         self.answers.clear()
@@ -351,24 +353,25 @@ class Session:
         tail = command.tail[: max(0, end - end % self._pool.block_size - command.position)]
         is_idle = state.job is None and state.fork is None and not state.waiting and state.failure is None
         # Of a recurrent state only few places can be found.
-        is_found = self._pool.caches_prefixes and state.sequence.slot is None
+        is_found = self._pool.caches_prefixes and not self._pool.states.num_slots
         if not (tail and is_idle and is_found):
             return False
         reading = Start(command.command_id, command.sequence_id, command.position, tail, 0, 0, ReadJob)
         with suppress(PacelineError):
             self._start(reading, state, is_optional=True)
             state.is_leaving = True
+            # The request is over.
+            self._report_usage(state)
         return state.is_leaving
 
-    def stop_reading(self) -> bool:
-        """Releases the sequences that only read for requests to come. Returns whether there were any."""
+    def stop_reading(self) -> None:
+        """Releases the sequences that only read for requests to come."""
         leaving = [(sequence_id, each) for sequence_id, each in self._states.items() if each.is_leaving]
         for sequence_id, each in leaving:
             self._end_job(each)
             # Gives back the blocks that were reserved for tokens not fed.
             each.sequence.truncate(each.sequence.length)
             self._release(each, sequence_id)
-        return bool(leaving)
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:
@@ -380,8 +383,12 @@ class Session:
         self._pool.release(state.sequence.blocks)
         state.sequence.blocks.clear()
         del self._states[sequence_id]
+        self._report_usage(state)
+
+    def _report_usage(self, state: SequenceState) -> None:
         if self._on_close is not None and state.usage is not None:
             self._on_close(state.sequence.options, state.usage)
+        state.usage = None
 
     def _fail(self, command: Command, error: PacelineError, state: SequenceState | None) -> None:
         self._fail_id(command.command_id, error, state)

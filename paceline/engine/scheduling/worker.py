@@ -28,7 +28,6 @@ from paceline.engine.scheduling.preemption import Refusal, reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import ROUND_TOKENS, StepRunner, run_step, share_budget
-from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, tokens and failed jobs.
@@ -280,16 +279,12 @@ class Worker:
         return num_handed_over
 
     def _reserve_blocks(self, state: SequenceState, length: int) -> None:
-        if state.sequence.missing_blocks(length) == 0:
+        missing = state.sequence.missing_blocks(length)
+        if missing == 0:
             return
-        try:
-            self._preempt(state, length)
-        except ResourceExhausted:
-            if not sum(session.stop_reading() for session in self._sessions):
-                raise
-            self._preempt(state, length)
-
-    def _preempt(self, state: SequenceState, length: int) -> None:
+        if missing > self._pool.num_free:
+            for session in self._sessions:
+                session.stop_reading()
         everyone = (other for session in self._sessions for other in session.states)
         self.counts.preempted_sequences += reserve(self._pool, state, length, everyone)
 

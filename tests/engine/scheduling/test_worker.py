@@ -13,7 +13,7 @@ import pytest
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.engine_config import TARGET_ROLE, EngineConfig
-from paceline.engine.scheduling.commands import Answer, Command, Open, Release, Start
+from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Release, Start, Truncate
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
 from paceline.errors import PacelineError
 from paceline.sampling_params import SamplingParams
@@ -105,6 +105,12 @@ def verify(sequence_id: int, first_token: int = 5) -> list[Command]:
     ]
 
 
+def verify_zeros(sequence_id: int, num_blocks: int) -> list[Command]:
+    opening, start = verify(sequence_id)
+    assert isinstance(start, Start)
+    return [opening, replace(start, tail=[0] * 16 * num_blocks)]
+
+
 async def test_whom_the_peer_handed_over_is_in_the_same_step(with_peer: Engine, tmp_path: Path) -> None:
     answered: asyncio.Queue[tuple[list[Answer], int]] = asyncio.Queue()
     session = with_peer.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
@@ -134,30 +140,53 @@ async def test_who_only_reads_for_requests_to_come_gives_way(is_another_client: 
         for each in delivered:
             answers.put_nowait(each)
 
-    def verify_zeros(sequence_id: int, num_blocks: int) -> list[Command]:
-        opening, start = verify(sequence_id)
-        assert isinstance(start, Start)
-        return [opening, replace(start, tail=[0] * 16 * num_blocks)]
-
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         engine = await build_tiny(device_thread)
         engine.worker.start(device_thread)
         sessions = [engine.worker.open_session(deliver) for _ in range(2)]
-        await engine.worker.call(lambda: engine.pool.allocate(engine.pool.num_blocks - 6))
-        engine.worker.submit(sessions[0], verify_zeros(1, 3))
+        await engine.worker.call(lambda: engine.pool.allocate(engine.pool.num_blocks - 7))
+        engine.worker.submit(sessions[0], [*verify_zeros(1, 3), *verify_zeros(3, 1)])
         async with asyncio.timeout(20):
-            while (await answers.get()).command_id != 3:
+            while (await answers.get()).command_id != 7:
                 pass
 
         def leave_and_come() -> None:
             sessions[0].execute(Release(4, 1, 48, [1] * 20))
             assert sessions[0].states[0].job is not None
-            for command in verify_zeros(2, 5):
+            for command in verify_zeros(4 if is_another_client else 5, 5):
                 sessions[is_another_client].execute(command)
+            # Who waits for its next round is not preempted for it.
+            assert sessions[0].states[0].sequence.length == 16
 
-        await engine.worker.call(leave_and_come)
-        async with asyncio.timeout(20):
-            while (answer := await answers.get()).command_id != 5:
-                pass
-        engine.worker.stop()
+        try:
+            await engine.worker.call(leave_and_come)
+            async with asyncio.timeout(20):
+                while (answer := await answers.get()).command_id not in (9, 11):
+                    pass
+        finally:
+            engine.worker.stop()
     assert not isinstance(answer.result, PacelineError), answer.result
+
+
+async def test_a_client_that_leaves_ends_no_worker_whoever_would_need_blocks() -> None:
+    """A fork that loses its parent begins anew with what its client has sent, while the others are released."""
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread)
+        engine.worker.start(device_thread)
+        session = engine.worker.open_session(lambda answers, steps: None)
+        await engine.worker.call(lambda: engine.pool.allocate(engine.pool.num_blocks - 8))
+
+        def come_and_leave() -> None:
+            opening, start = verify_zeros(2, 7)
+            commands = [*verify_zeros(1, 3), opening, Fork(50, 2, 1, 0), Truncate(51, 2, 0), start]
+            for command in [*commands, verify_zeros(3, 1)[0], Release(52, 3, 0, [9] * 32)]:
+                session.execute(command)
+            assert session.states[2].is_leaving
+            session.close()
+
+        try:
+            await engine.worker.call(come_and_leave)
+            assert engine.pool.num_free == 8
+        finally:
+            engine.worker.stop()
+        await engine.worker.wait_stopped()
