@@ -2,13 +2,12 @@
 
 python -m benchmarks.taken_core [--pair qwen2.5-coder] [--prompts FILE.jsonl] [--tokens 48] [--seconds 60 60 120] [--png FILE]
 
-Plain decoding, a fixed mode and the default answer the same prompts in turns, one request at a time, for so many seconds before
-other work takes a core, with it, and after it. Each answer's time after its first token counts.
+Plain decoding, a fixed mode and the default take turns at the same prompts, one request at a time. `--seconds` says how long to
+measure before other work takes a core, while it has the core, and afterwards. Each answer's time after its first token counts.
 """
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import os
 import subprocess
@@ -30,6 +29,13 @@ from paceline.sampling_params import SamplingParams
 FIXED = "model, 3"
 SHOWN = ("plain", FIXED, "default")
 PHASES = ("before", "with other work", "after")
+BUSY = """
+import contextlib, os
+with contextlib.suppress(OSError):
+    os.nice(-10)
+while True:
+    pass
+"""
 # Averaged over in the picture.
 WINDOW_S = 20.0
 
@@ -59,10 +65,8 @@ async def take_turn(client: AsyncClient, prompt: str, tokens: int, phase: str, b
 
 
 def busy_core() -> "subprocess.Popen[bytes]":
-    """Starts work that takes one core, as far as it may."""
-    with contextlib.suppress(PermissionError):
-        return subprocess.Popen([sys.executable, "-c", "import os; os.nice(-10)\nwhile True: pass"])
-    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    """Starts work that takes one core, before others if it has the right to."""
+    return subprocess.Popen([sys.executable, "-c", BUSY])
 
 
 def over_plain(turns: Sequence[Turn], name: str) -> float:

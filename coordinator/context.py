@@ -99,7 +99,7 @@ class Context:
 
     @property
     def continued(self) -> Sequence[int]:
-        """Returns the tokens that the request with the results of this one's calls continues; none without calls.
+        """Returns the tokens that a request with the calls' results will continue, or none without calls.
 
         The output's format forced the last ones, so that no round has fed them.
         """

@@ -285,7 +285,7 @@ class CostModel:
     def draft_s(self, forwards: DraftForwards, forgets: bool = False) -> Callable[[float, float], float]:
         """Returns what predicts the drafting of `num_drafts` tokens after feeding `num_fed`.
 
-        forgets: what delayed its rounds may be over, the longer they were the last ones ago.
+        forgets: discounts the delays of its rounds, the more the longer ago the last one was.
         """
         size, level = self.active.size, self.level
         drafting, extra = level.drafting[forwards.source], level.extras.get(forwards.source)

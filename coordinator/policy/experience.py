@@ -58,7 +58,7 @@ class Savings:
     """What may be lost by trying a source that is not predicted to gain, in choices."""
 
     choices: float = FIRST_SAVINGS
-    # After the newest trial, whatever it loses.
+    # The lowest value of `choices` that the newest trial may leave.
     _least: float = 0.0
 
     def save(self, num_choices: int) -> None:

@@ -30,7 +30,7 @@ class Plan:
     source: "Source | None" = None
     num_asked: int = 0
     min_probability: float = 0.0
-    # If the source is tried, though it was not predicted to gain.
+    # Set if the source is tried although it was not predicted to gain.
     trial: Trial | None = None
 
     def __len__(self) -> int:

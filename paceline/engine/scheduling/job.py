@@ -191,7 +191,7 @@ class ReadJob(Job):
         pass
 
     @property
-    def result(self) -> None:
+    def result(self) -> Any:
         return None
 
     @property

@@ -348,7 +348,7 @@ class Session:
 
     def _reads_before(self, command: Release, state: SequenceState) -> bool:
         """Starts to read a Release's tail, and returns whether there is reason and room to."""
-        # What is behind the last whole block can't be found.
+        # The cache can't find tokens after the last whole block.
         end = command.position + len(command.tail)
         tail = command.tail[: max(0, end - end % self._pool.block_size - command.position)]
         is_idle = state.job is None and state.fork is None and not state.waiting and state.failure is None

@@ -257,7 +257,7 @@ class Worker:
         num_tokens = sum(num_tokens for _, num_tokens in shares)
         self._batching_policy.count_step(duration_s, num_tokens)
         self.load.count_step(duration_s)
-        # One forward pass, with nothing that is only read, as a large part of a prompt: its tokens are not sampled at.
+        # One forward pass that samples at its tokens: without a ReadJob or a large part of a prompt.
         only_reads = any(owners[job][1].is_leaving or share > ROUND_TOKENS for job, share in shares)
         if _total_length(shares) == length + num_tokens and not only_reads:
             # A draft head's times are measured apart.

@@ -10,11 +10,9 @@ import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.sampling.logprobs import RowLogprobs
-from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import preemption
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Suggest, Truncate
-from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.job import Job, ReadJob
 from paceline.engine.scheduling.preemption import reserve
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
@@ -26,17 +24,8 @@ NUM_BLOCKS, BLOCK_SIZE = 20, 8
 OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), traceparent="of some trace")
 
 
-class ReadingJob(Job):
-    """Only feeds its tokens. Its result is what the cache then holds."""
-
-    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
-        return [None] * num_tokens
-
-    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
-        pass
-
-    def absorb(self, samples: list[Sample]) -> None:
-        pass
+class ReadingJob(ReadJob):
+    """Its result is what the cache then holds."""
 
     @property
     def result(self) -> list[int]:
